@@ -1,0 +1,1 @@
+"""dm_control's suite in JAX: the same tasks, pure functions, any batch size."""
