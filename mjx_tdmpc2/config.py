@@ -83,3 +83,38 @@ class AgentConfig:
   @property
   def num_tasks(self) -> int:
     return len(self.action_dims)
+
+
+class ConfigError(ValueError):
+  """Wrong settings; the message is one sentence for the user."""
+
+
+DEFAULT_BUFFER_SIZE = 1_000_000
+
+
+def replay_slots(
+  buffer_size: int | None, total_steps: int, num_envs: int, episode_length: int
+) -> int:
+  """Episodes that the replay buffer holds.
+
+  Every environment keeps one slot busy, so at least two for each are needed.
+
+  Args:
+    buffer_size: transitions; None stands for 1,000,000, or `total_steps` where that
+      is smaller, or what the environments need where that is larger.
+    total_steps: agent steps of the whole run.
+    num_envs: n.
+    episode_length: T.
+
+  Raises:
+    ConfigError: an explicit `buffer_size` is too small.
+  """
+  smallest = 2 * num_envs * episode_length
+  if buffer_size is None:
+    buffer_size = max(min(DEFAULT_BUFFER_SIZE, total_steps), smallest)
+  elif buffer_size < smallest:
+    raise ConfigError(
+      f"buffer-size {buffer_size} is too small for {num_envs} environments with"
+      f" episodes of {episode_length} steps; the smallest possible is {smallest}."
+    )
+  return buffer_size // episode_length
