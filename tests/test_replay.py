@@ -199,8 +199,8 @@ def test_three_wraps_match_the_oracle(ends):
 
 def test_draws_are_uniform_over_all_windows():
   rng = np.random.default_rng(2)
-  driver = Driver()
-  for _ in range(40):
+  driver = Driver(slots=20)
+  for _ in range(60):
     driver.add((rng.random(N) < 0.05) | (driver.step + 1 == T))
   for insertion in ("step", "episode"):
     table = jitted_table(driver.state, H, insertion)
