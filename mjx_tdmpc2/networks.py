@@ -1,0 +1,143 @@
+"""MLPs with LayerNorm and Mish, as functions of explicit parameters.
+
+An MLP is a tuple of layers. A layer is a dict with `kernel` [in, out] and `bias`
+[out]; a layer that is normalised also has `ln_scale` [out] and `ln_bias` [out].
+"""
+
+import jax
+import jax.numpy as jnp
+
+Layer = dict[str, jax.Array]
+Mlp = tuple[Layer, ...]
+Dropout = tuple[jax.Array, float]  # (key, probability that a unit is dropped)
+
+LN_EPS = 1e-5
+INIT_STD = 0.02
+
+
+def mish(x: jax.Array) -> jax.Array:
+  """Mish, x·tanh(softplus(x)), in rational form (spec 1.1).
+
+  With e = exp(x) and n = e(e + 2), tanh(softplus(x)) = n/(n + 2): one
+  exponential in place of three transcendental functions, and more accurate.
+  """
+  e = jnp.exp(jnp.minimum(x, 20.0))  # Beyond 20 the quotient is 1 in float32.
+  n = e * (e + 2.0)
+  return x * n / (n + 2.0)
+
+
+def simnorm(x: jax.Array, dim: int) -> jax.Array:
+  """Softmax over consecutive groups of `dim` entries of [..., D] (Eq. 5, spec 1.3)."""
+  groups = x.reshape(*x.shape[:-1], x.shape[-1] // dim, dim)
+  return jax.nn.softmax(groups, axis=-1).reshape(x.shape)
+
+
+def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+  """LayerNorm over the last axis: biased two-pass variance, eps 1e-5 (spec 1.1)."""
+  centred = x - jnp.mean(x, axis=-1, keepdims=True)
+  variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+  return centred * jax.lax.rsqrt(variance + LN_EPS) * scale + bias
+
+
+def dropout_mask(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
+  """Bool mask of the kept units, each kept with probability 1 - rate.
+
+  Every unit gets 16 random bits, half of what a uniform float would use; the
+  probability is rounded to a multiple of 2^-16, so it is right to 1e-5.
+  """
+  half = -(-shape[-1] // 2)
+  bits = jax.random.bits(key, (*shape[:-1], half), jnp.uint32)
+  bits = jnp.concatenate([bits & 0xFFFF, bits >> 16], axis=-1)[..., : shape[-1]]
+  return bits >= round(rate * 2**16)
+
+
+def apply_dropout(x: jax.Array, dropout: Dropout) -> jax.Array:
+  """Inverted dropout: zeros units and scales the rest by 1/(1 - rate)."""
+  key, rate = dropout
+  return jnp.where(dropout_mask(key, rate, x.shape), x / (1.0 - rate), 0.0)
+
+
+def linear(layer: Layer, x: jax.Array) -> jax.Array:
+  """x·kernel + bias."""
+  return x @ layer["kernel"] + layer["bias"]
+
+
+def normed_linear(
+    layer: Layer,
+    x: jax.Array,
+    act: str = "mish",
+    dropout: Dropout | None = None,
+    simnorm_dim: int = 8,
+) -> jax.Array:
+  """Linear, dropout if given, LayerNorm, activation, in this order (spec 1.1).
+
+  Args:
+    layer: parameters with `ln_scale` and `ln_bias`.
+    x: inputs [..., in].
+    act: "mish" or "simnorm".
+    dropout: (key, rate), or None for no dropout.
+    simnorm_dim: group size of SimNorm.
+
+  Returns:
+    Outputs [..., out].
+  """
+  h = linear(layer, x)
+  if dropout is not None:
+    h = apply_dropout(h, dropout)
+  h = layer_norm(h, layer["ln_scale"], layer["ln_bias"])
+  return mish(h) if act == "mish" else simnorm(h, simnorm_dim)
+
+
+def mlp(
+    layers: Mlp,
+    x: jax.Array,
+    last_act: str | None = None,
+    dropout: Dropout | None = None,
+    simnorm_dim: int = 8,
+) -> jax.Array:
+  """Applies an MLP (spec 1.2).
+
+  Args:
+    layers: parameters.
+    x: inputs [..., in].
+    last_act: None for a plain linear last layer, "simnorm" for a normalised one.
+    dropout: (key, rate) for the first layer, or None.
+    simnorm_dim: group size of SimNorm.
+
+  Returns:
+    Outputs [..., out].
+  """
+  for i, layer in enumerate(layers[:-1]):
+    x = normed_linear(layer, x, dropout=dropout if i == 0 else None)
+  if last_act is None:
+    return linear(layers[-1], x)
+  return normed_linear(layers[-1], x, last_act, simnorm_dim=simnorm_dim)
+
+
+def init_mlp(
+    key: jax.Array,
+    sizes: tuple[int, ...],
+    normed_last: bool = False,
+    zero_last: bool = False,
+) -> Mlp:
+  """Initial parameters (spec 1.13): kernels N(0, 0.02²), biases 0, LayerNorm 1 and 0.
+
+  Args:
+    key: PRNG key.
+    sizes: (in, hidden..., out).
+    normed_last: whether the last layer has a LayerNorm.
+    zero_last: whether the last kernel is zero.
+  """
+  layers = []
+  last = len(sizes) - 2
+  keys = jax.random.split(key, last + 1)
+  for i, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:])):
+    kernel = INIT_STD * jax.random.normal(keys[i], (fan_in, fan_out), jnp.float32)
+    if i == last and zero_last:
+      kernel = jnp.zeros_like(kernel)
+    layer = {"kernel": kernel, "bias": jnp.zeros(fan_out, jnp.float32)}
+    if i < last or normed_last:
+      layer["ln_scale"] = jnp.ones(fan_out, jnp.float32)
+      layer["ln_bias"] = jnp.zeros(fan_out, jnp.float32)
+    layers.append(layer)
+  return tuple(layers)
