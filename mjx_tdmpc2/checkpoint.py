@@ -13,7 +13,9 @@ a restore name the field that does not fit before it reads any array, and the
 checksums tell a damaged checkpoint from a good one.
 """
 
+import logging
 import pathlib
+import shutil
 import sys
 import zlib
 from collections.abc import Callable
@@ -29,6 +31,10 @@ DIRECTORY = "checkpoints"
 # parallel, and compressing needs no second copy of the replay.
 _CHUNK_BYTES = 64 * 2**20
 _ITEMS = ("state", "learner")
+
+# Orbax reports routine and failures to the log of absl, across the progress line.
+# Failures reach the user as CheckpointError.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
 
 
 class CheckpointError(ValueError):
@@ -108,9 +114,7 @@ class Checkpoints:
     except CheckpointError:
       raise
     except Exception as e:
-      raise CheckpointError(
-          f"Saving the checkpoint of step {step} in {self.directory} failed: {e}"
-      ) from e
+      raise self._failed(e) from e
     return True
 
   def restore(self, abstract_state: Any) -> tuple[Any, dict, int]:
@@ -170,21 +174,22 @@ class Checkpoints:
       self._manager.wait_until_finished()
       self._manager.check_for_errors()
     except Exception as e:
-      raise CheckpointError(
-          f"Saving a checkpoint in {self.directory} failed: {e}"
-      ) from e
+      raise self._failed(e) from e
 
   def close(self) -> None:
     """Waits for the save under way and ends the threads; raises as `wait`."""
-    try:
-      self.wait()
-    finally:
-      manager, self._manager = self._manager, None
-      if manager is not None:
-        try:
-          manager.close()
-        except Exception:  # A failed save, which wait() has reported.
-          pass
+    self.wait()
+    manager, self._manager = self._manager, None
+    if manager is not None:
+      manager.close()
+
+  def _failed(self, error: Exception) -> CheckpointError:
+    # The manager counts the failed step as one of the newest, and would delete a
+    # good checkpoint for it: the next save needs a new one.
+    self._manager = None
+    return CheckpointError(
+        f"Saving a checkpoint in {self.directory} failed: {_one_line(error)}"
+    )
 
   def _open_manager(self) -> ocp.CheckpointManager:
     if self._manager is not None:
@@ -192,7 +197,7 @@ class Checkpoints:
     # A damaged checkpoint would count as one of the newest and push out a good
     # one, and its step will be reached again.
     for step in self._damaged:
-      ocp.path.rmtree(self.directory / str(step))
+      shutil.rmtree(self.directory / str(step))
     self._damaged.clear()
     self._manager = ocp.CheckpointManager(
         self.directory,
