@@ -1,1 +1,6 @@
 """dm_control's suite in JAX: the same tasks, pure functions, any batch size."""
+
+from envs_mjx.base import Env, EnvSpec, EnvState, PhysicsState
+from envs_mjx.registry import TASKS, make
+
+__all__ = ["TASKS", "Env", "EnvSpec", "EnvState", "PhysicsState", "make"]
