@@ -200,7 +200,6 @@ class Trainer:
           bad=transition.bad,
         ),
         env.obs,
-        insertion=self.config.insertion,
       )
     good_end = transition.done & ~transition.bad
     metrics = state.metrics
