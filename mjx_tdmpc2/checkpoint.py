@@ -49,10 +49,10 @@ class Checkpoints:
   """
 
   def __init__(
-      self,
-      run_dir: str | pathlib.Path,
-      keep: int = 2,
-      warn: Callable[[str], None] | None = None,
+    self,
+    run_dir: str | pathlib.Path,
+    keep: int = 2,
+    warn: Callable[[str], None] | None = None,
   ):
     """Opens the checkpoints of a run, which may have none yet.
 
@@ -97,19 +97,17 @@ class Checkpoints:
       trees = dict(zip(_ITEMS, (state, learner), strict=True))
       arrays = {name: _host_arrays(tree, copies) for name, tree in trees.items()}
       manifest = {
-          "format_version": FORMAT_VERSION,
-          "step": step,
-          "fields": {
-              name: _describe(trees[name], arrays[name]) for name in _ITEMS
-          },
+        "format_version": FORMAT_VERSION,
+        "step": step,
+        "fields": {name: _describe(trees[name], arrays[name]) for name in _ITEMS},
       }
       manager.save(
-          step,
-          args=ocp.args.Composite(
-              **{name: _save_args(arrays[name]) for name in _ITEMS},
-              host=ocp.args.JsonSave(host),
-              manifest=ocp.args.JsonSave(manifest),
-          ),
+        step,
+        args=ocp.args.Composite(
+          **{name: _save_args(arrays[name]) for name in _ITEMS},
+          host=ocp.args.JsonSave(host),
+          manifest=ocp.args.JsonSave(manifest),
+        ),
       )
     except CheckpointError:
       raise
@@ -140,8 +138,8 @@ class Checkpoints:
     newer = [s for s in cut_short if not steps or s > steps[-1]]
     if newer:
       self._warn(
-          f"the checkpoint of step {max(newer)} in {self.directory} was cut "
-          "short and is skipped."
+        f"the checkpoint of step {max(newer)} in {self.directory} was cut "
+        "short and is skipped."
       )
     for step in reversed(steps):
       path = self.directory / str(step)
@@ -154,8 +152,8 @@ class Checkpoints:
         continue
       return state, host, step
     raise CheckpointError(
-        f"There is no complete checkpoint in {self.directory}; start the run "
-        "again in a new directory."
+      f"There is no complete checkpoint in {self.directory}; start the run "
+      "again in a new directory."
     )
 
   def steps(self) -> list[int]:
@@ -188,7 +186,7 @@ class Checkpoints:
     # good checkpoint for it: the next save needs a new one.
     self._manager = None
     return CheckpointError(
-        f"Saving a checkpoint in {self.directory} failed: {_one_line(error)}"
+      f"Saving a checkpoint in {self.directory} failed: {_one_line(error)}"
     )
 
   def _open_manager(self) -> ocp.CheckpointManager:
@@ -200,16 +198,16 @@ class Checkpoints:
       shutil.rmtree(self.directory / str(step))
     self._damaged.clear()
     self._manager = ocp.CheckpointManager(
-        self.directory,
-        options=ocp.CheckpointManagerOptions(
-            max_to_keep=self._keep, cleanup_tmp_directories=True
-        ),
-        item_handlers={
-            "state": _array_handler(),
-            "learner": _array_handler(),
-            "host": ocp.JsonCheckpointHandler(),
-            "manifest": ocp.JsonCheckpointHandler(),
-        },
+      self.directory,
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=self._keep, cleanup_tmp_directories=True
+      ),
+      item_handlers={
+        "state": _array_handler(),
+        "learner": _array_handler(),
+        "host": ocp.JsonCheckpointHandler(),
+        "manifest": ocp.JsonCheckpointHandler(),
+      },
     )
     return self._manager
 
@@ -231,8 +229,8 @@ def load_learner(path: str | pathlib.Path, abstract_learner: Any) -> Any:
     steps = _complete_steps(path / DIRECTORY)
     if not steps:
       raise CheckpointError(
-          f"{path} is neither a run directory with a complete checkpoint nor a "
-          "checkpoint."
+        f"{path} is neither a run directory with a complete checkpoint nor a "
+        "checkpoint."
       )
     path = path / DIRECTORY / str(steps[-1])
   try:
@@ -265,9 +263,9 @@ def _array_handler() -> ocp.PyTreeCheckpointHandler:
   # The arrays handed over are our own copies: Orbax need not copy them again.
   handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
   return ocp.PyTreeCheckpointHandler(
-      type_handler_registry=ocp.type_handlers.create_type_handler_registry(
-          (np.ndarray, handler)
-      )
+    type_handler_registry=ocp.type_handlers.create_type_handler_registry(
+      (np.ndarray, handler)
+    )
   )
 
 
@@ -279,8 +277,8 @@ def _fields(tree: Any) -> dict[str, Any]:
   """Leaves by dotted tree path, such as `replay.obs` or `opt.0.mu.w`."""
   leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
   fields = {
-      jax.tree_util.keystr(path, simple=True, separator="."): leaf
-      for path, leaf in leaves
+    jax.tree_util.keystr(path, simple=True, separator="."): leaf
+    for path, leaf in leaves
   }
   if len(fields) != len(leaves):
     raise CheckpointError("Two fields of the state have the same path.")
@@ -297,7 +295,7 @@ def _host_arrays(tree: Any, copies: dict[int, np.ndarray]) -> dict[str, np.ndarr
   for path, leaf in _fields(tree).items():
     if not isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
       raise CheckpointError(
-          f"Field {path} of the state is a {type(leaf).__name__}; expected an array."
+        f"Field {path} of the state is a {type(leaf).__name__}; expected an array."
       )
     if id(leaf) not in copies:
       data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
@@ -311,9 +309,9 @@ def _describe(tree: Any, arrays: dict[str, np.ndarray]) -> dict[str, dict]:
   entries = {}
   for path, leaf in _fields(tree).items():
     entries[path] = {
-        "shape": list(leaf.shape),
-        "dtype": str(leaf.dtype),
-        "crc32": _checksum(arrays[path]),
+      "shape": list(leaf.shape),
+      "dtype": str(leaf.dtype),
+      "crc32": _checksum(arrays[path]),
     }
     if _is_key(leaf):
       entries[path]["key_impl"] = str(jax.random.key_impl(leaf))
@@ -345,8 +343,8 @@ def _restore_item(path: pathlib.Path, item: str, abstract: Any) -> Any:
   version = manifest.get("format_version")
   if version != FORMAT_VERSION:
     raise CheckpointError(
-        f"The checkpoint {path} has format version {version}, this program reads "
-        f"version {FORMAT_VERSION}: use the release that wrote it, or start anew."
+      f"The checkpoint {path} has format version {version}, this program reads "
+      f"version {FORMAT_VERSION}: use the release that wrote it, or start anew."
     )
   entries = manifest["fields"][item]
   wanted = _fields(abstract)
@@ -363,7 +361,7 @@ def _restore_item(path: pathlib.Path, item: str, abstract: Any) -> Any:
 
 
 def _check_fit(
-    path: pathlib.Path, item: str, entries: dict[str, dict], wanted: dict[str, Any]
+  path: pathlib.Path, item: str, entries: dict[str, dict], wanted: dict[str, Any]
 ) -> None:
   where = f"The {item} in checkpoint {path} does not fit these settings: field"
   remedy = "use the settings of the run that wrote it."
@@ -374,9 +372,7 @@ def _check_fit(
     expected = (tuple(target.shape), str(target.dtype))
     for what, a, b in zip(("shape", "dtype"), got, expected, strict=True):
       if a != b:
-        raise CheckpointError(
-            f"{where} {name} has {what} {a}, expected {b}; {remedy}"
-        )
+        raise CheckpointError(f"{where} {name} has {what} {a}, expected {b}; {remedy}")
   for name in entries:
     if name not in wanted:
       raise CheckpointError(f"{where} {name} is in it and not expected; {remedy}")

@@ -36,25 +36,25 @@ class State:
 def make_state(seed: int = 0, rows: int = 300, observation: int = 5) -> State:
   rng = np.random.default_rng(seed)
   params = {
-      "w": jnp.asarray(rng.normal(size=(4, 3)), jnp.float32),
-      "heads": [jnp.asarray(rng.normal(size=3), jnp.float32) for _ in range(2)],
+    "w": jnp.asarray(rng.normal(size=(4, 3)), jnp.float32),
+    "heads": [jnp.asarray(rng.normal(size=3), jnp.float32) for _ in range(2)],
   }
   odd = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-42], np.float32)
   payload = np.array([0x7FC12345, 0xFFC00001], np.uint32).view(np.float32)
   return State(
-      learner={"params": params, "opt": optax.adam(1e-3).init(params)},
-      plan=Plan(jnp.asarray(odd), jnp.zeros((0, 4))),
-      replay=(
-          jnp.asarray(rng.normal(size=(rows, observation)), jnp.float32),
-          jnp.asarray(rng.integers(0, 2, rows), bool),
-          jnp.asarray(rng.integers(-9, 9, rows), jnp.int32),
-          jnp.asarray(payload),
-          jnp.full((6,), -0.0, jnp.float32),
-          jnp.asarray(rng.normal(size=3), jnp.bfloat16),
-      ),
-      key=jax.random.key(seed + 7),
-      env_keys=jax.random.split(jax.random.key(seed, impl="rbg"), 3),
-      count=jnp.asarray(2**32 - 5, jnp.uint32),
+    learner={"params": params, "opt": optax.adam(1e-3).init(params)},
+    plan=Plan(jnp.asarray(odd), jnp.zeros((0, 4))),
+    replay=(
+      jnp.asarray(rng.normal(size=(rows, observation)), jnp.float32),
+      jnp.asarray(rng.integers(0, 2, rows), bool),
+      jnp.asarray(rng.integers(-9, 9, rows), jnp.int32),
+      jnp.asarray(payload),
+      jnp.full((6,), -0.0, jnp.float32),
+      jnp.asarray(rng.normal(size=3), jnp.bfloat16),
+    ),
+    key=jax.random.key(seed + 7),
+    env_keys=jax.random.split(jax.random.key(seed, impl="rbg"), 3),
+    count=jnp.asarray(2**32 - 5, jnp.uint32),
   )
 
 
@@ -142,7 +142,7 @@ def test_large_arrays_are_stored_in_pieces(tmp_path, monkeypatch):
 
 
 def test_newest_two_are_kept_and_the_older_outlives_an_unfinished_save(
-    tmp_path, monkeypatch
+  tmp_path, monkeypatch
 ):
   save_steps(tmp_path, 1, 2, 3)
   checkpoints = Checkpoints(tmp_path)
@@ -278,7 +278,6 @@ def test_a_python_number_in_the_state_is_refused(tmp_path):
   with pytest.raises(CheckpointError, match="Field n of the state is a int"):
     checkpoints.save(1, {"n": 3}, {}, {})
   checkpoints.close()
-
 
 
 KILLED_WHILE_SAVING = """
