@@ -79,6 +79,8 @@ def main(argv: list[str] | None = None) -> int:
   except ConfigError as error:
     print(f"error: {error}", file=sys.stderr)
     return 2
+  except KeyboardInterrupt:  # While nothing was under way that needs saving.
+    return 130
 
 
 def parse(argv: list[str]) -> Request:
@@ -317,14 +319,15 @@ def _set_up_jax(config: Config) -> None:
   if config.platform is not None:
     jax.config.update("jax_platforms", config.platform)
   if config.cache_dir is not None or "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    default = pathlib.Path("~/.cache/mjx-tdmpc2").expanduser()
-    jax.config.update("jax_compilation_cache_dir", config.cache_dir or str(default))
+    cache_dir = os.path.expanduser(config.cache_dir or "~/.cache/mjx-tdmpc2")
+    jax.config.update("jax_compilation_cache_dir", cache_dir)
   try:
     jax.devices()
   except RuntimeError:
+    platform = jax.config.jax_platforms
     raise ConfigError(
-      f"--platform {config.platform} is not there: this machine or its JAX"
-      " installation has no such device; leave the flag out to let JAX choose."
+      f"JAX finds no device for --platform {platform} here; choose another one, or"
+      " leave out the flag and JAX_PLATFORMS to let JAX choose."
     ) from None
 
 

@@ -69,7 +69,7 @@ class Config:
   q_layout: QLayout | None = None
   """How Q heads are evaluated. None: list on a CPU, else stacked."""
   reset_batch: int | None = None
-  """Environments that one reset call serves when few end. None: by num_envs."""
+  """Environments that one reset call serves. None: an eighth of num_envs."""
   cache_dir: str | None = None
   """Compiled programs. None: $JAX_COMPILATION_CACHE_DIR or ~/.cache/mjx-tdmpc2."""
 

@@ -171,6 +171,11 @@ def check_together(config: Config, env_spec: "EnvSpec") -> None:
       f" {c.num_samples} for the planner; give a smaller number.",
     ),
     (c.dropout == 1, "--dropout must be less than 1, got 1."),
+    (
+      c.reset_batch is not None and c.reset_batch > c.num_envs,
+      f"--reset-batch {c.reset_batch} is more than --num-envs {c.num_envs}; give a"
+      " smaller one.",
+    ),
   ]
   wrong += [
     (
