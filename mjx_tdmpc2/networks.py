@@ -57,9 +57,23 @@ def apply_dropout(x: jax.Array, dropout: Dropout) -> jax.Array:
   return jnp.where(dropout_mask(key, rate, x.shape), x / (1.0 - rate), 0.0)
 
 
-def linear(layer: Layer, x: jax.Array) -> jax.Array:
-  """x·kernel + bias."""
-  return x @ layer["kernel"] + layer["bias"]
+def linear(layer: Layer, x: jax.Array | tuple[jax.Array, ...]) -> jax.Array:
+  """x·kernel + bias.
+
+  Args:
+    layer: parameters.
+    x: inputs [..., in], or a tuple of arrays that stand for their concatenation:
+      then each has its own product, so that a gradient with respect to one of
+      them does not pay for the others.
+  """
+  if not isinstance(x, tuple):
+    return x @ layer["kernel"] + layer["bias"]
+  sizes = [part.shape[-1] for part in x]
+  starts = [sum(sizes[:i]) for i in range(len(sizes))]
+  out = layer["bias"]
+  for part, start, size in zip(x, starts, sizes):
+    out = out + part @ layer["kernel"][start : start + size]
+  return out
 
 
 def normed_linear(
@@ -73,7 +87,7 @@ def normed_linear(
 
   Args:
     layer: parameters with `ln_scale` and `ln_bias`.
-    x: inputs [..., in].
+    x: inputs [..., in], or a tuple of parts as in `linear`.
     act: "mish" or "simnorm".
     dropout: (key, rate), or None for no dropout.
     simnorm_dim: group size of SimNorm.
@@ -99,7 +113,7 @@ def mlp(
 
   Args:
     layers: parameters.
-    x: inputs [..., in].
+    x: inputs [..., in], or a tuple of parts as in `linear`.
     last_act: None for a plain linear last layer, "simnorm" for a normalised one.
     dropout: (key, rate) for the first layer, or None.
     simnorm_dim: group size of SimNorm.

@@ -263,6 +263,22 @@ def q_all(
   return jax.vmap(lambda h, i: _head(cfg, h, x, i, dropout_key))(stacked, index)
 
 
+def _drawn(cfg: AgentConfig, heads, pair: jax.Array, fn, x):
+  """(fn(head, index, x) of the first drawn head, the same of the second).
+
+  With heads as a list this is a switch over them: no weights are copied, and `fn`
+  runs inside the branch, so a gradient taken by `fn` saves nothing for the heads
+  that were not drawn.
+  """
+  stacked = _stacked(cfg, heads)
+  if stacked is None:
+    branches = [lambda x, h=h, i=i: fn(h, i, x) for i, h in enumerate(heads)]
+    return tuple(jax.lax.switch(pair[i], branches, x) for i in range(2))
+  drawn = jax.tree.map(lambda leaf: leaf[pair], stacked)
+  out = jax.vmap(fn, in_axes=(0, 0, None))(drawn, pair, x)
+  return tuple(jax.tree.map(lambda leaf: leaf[i], out) for i in range(2))
+
+
 def q_pair(
     cfg: AgentConfig,
     heads,
@@ -292,19 +308,54 @@ def q_pair(
   Returns:
     Values [...].
   """
+
+  def value(head, index, x):
+    return decode(cfg, _head(cfg, head, x, index, dropout_key))
+
   x = _concat(params, task, z, a)
-  stacked = _stacked(cfg, heads)
-  if stacked is None:
-    branches = [
-        lambda x, h=h, i=i: decode(cfg, _head(cfg, h, x, i, dropout_key))
-        for i, h in enumerate(heads)
-    ]
-    first, second = (jax.lax.switch(pair[i], branches, x) for i in range(2))
-  else:
-    drawn = jax.tree.map(lambda leaf: leaf[pair], stacked)
-    first, second = jax.vmap(
-        lambda h, i: decode(cfg, _head(cfg, h, x, i, dropout_key))
-    )(drawn, pair)
+  first, second = _drawn(cfg, heads, pair, value, x)
   if reduce == "min":
     return jnp.minimum(first, second)
   return 0.5 * (first + second)
+
+
+def q_avg_and_action_grad(
+    cfg: AgentConfig,
+    heads,
+    params: Params,
+    z: jax.Array,
+    a: jax.Array,
+    pair: jax.Array,
+    task: jax.Array | None = None,
+    dropout_key: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """`q_pair(..., "avg")` and its gradient with respect to the action.
+
+  Each value depends on its own action only, so one backward pass gives all
+  gradients. Nothing flows to latents, heads or embeddings (spec 2.17).
+
+  Args:
+    cfg: agent config.
+    heads: Q heads, a tuple of MLPs or the result of `stack_heads`.
+    params: world-model parameters (for the task embedding).
+    z: latents [..., L].
+    a: actions [..., A].
+    pair: two distinct head indices, i32[2].
+    task: task ids, or None.
+    dropout_key: key for the dropout masks; None: no dropout.
+
+  Returns:
+    Values [...] and gradients [..., A].
+  """
+
+  def value_and_grad(head, index, x):
+    def value(action):
+      parts = (x[0], action)
+      return decode(cfg, _head(cfg, head, parts, index, dropout_key))
+
+    out, pullback = jax.vjp(value, x[1])
+    return out, pullback(jnp.ones_like(out))[0]
+
+  x = jax.lax.stop_gradient((_concat(params, task, z), a))
+  first, second = _drawn(cfg, heads, pair, value_and_grad, x)
+  return jax.tree.map(lambda u, v: 0.5 * (u + v), first, second)
