@@ -103,7 +103,17 @@ def load_model(
 
 
 class Physics:
-  """Pure functions that step one model; every array is unbatched."""
+  """Pure functions that step one model; every array is unbatched.
+
+  Attributes:
+    model: the compiled C model.
+    n_substeps: physics steps per control step.
+    stage: what is derived of the new state after a control step.
+    acceleration_sensors: whether readings of the acceleration stage are kept.
+    is_acceleration: bool[nsensordata] readings of the acceleration stage.
+    capped_slots: ranges of contact slots, one for each contact dimension that has
+      fewer slots than contacts are possible.
+  """
 
   def __init__(
     self,
@@ -127,10 +137,10 @@ class Physics:
     self.acceleration_sensors = acceleration_sensors
     self._mjx_model = mjx.put_model(model, impl="jax")
     self._mjx_data = mjx.make_data(model, impl="jax")
-    self._is_acceleration = np.asarray(
+    self.is_acceleration = np.asarray(
       model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC
     ).repeat(model.sensor_dim)
-    self._capped_slots = _capped_slots(model)
+    self.capped_slots = _capped_slots(model)
 
   @property
   def control_timestep(self) -> float:
@@ -213,7 +223,7 @@ class Physics:
         data = _velocity_stage(self._mjx_model, data)
     sensordata = data.sensordata
     if self.acceleration_sensors:
-      sensordata = jnp.where(self._is_acceleration, state.sensordata, sensordata)
+      sensordata = jnp.where(self.is_acceleration, state.sensordata, sensordata)
     return View(
       qpos=state.qpos,
       qvel=state.qvel,
@@ -253,7 +263,7 @@ class Physics:
 
   def _slots_full(self, data: mjx.Data) -> jax.Array:
     full = jnp.bool_(False)
-    for slots in self._capped_slots:
+    for slots in self.capped_slots:
       contact = data._impl.contact
       active = contact.dist[slots] < contact.includemargin[slots]
       full |= jnp.all(active)
