@@ -27,8 +27,8 @@ import orbax.checkpoint as ocp
 
 FORMAT_VERSION = 1
 DIRECTORY = "checkpoints"
-# Large arrays are stored in pieces of this size: they are compressed in
-# parallel, and compressing needs no second copy of the replay.
+# Large arrays are stored in pieces and files of this size: they are compressed in
+# parallel, and writing needs some pieces of memory, not a second copy of the replay.
 _CHUNK_BYTES = 64 * 2**20
 _ITEMS = ("state", "learner")
 
@@ -326,7 +326,9 @@ def _save_args(arrays: dict[str, np.ndarray]) -> ocp.args.PyTreeSave:
   # Orbax stores no empty arrays; the manifest is enough to make them again.
   stored = {path: array for path, array in arrays.items() if array.size}
   chunked = {path: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for path in stored}
-  return ocp.args.PyTreeSave(stored, save_args=chunked)
+  return ocp.args.PyTreeSave(
+    stored, save_args=chunked, ocdbt_target_data_file_size=_CHUNK_BYTES
+  )
 
 
 def _read_json(path: pathlib.Path, item: str) -> dict:
