@@ -43,7 +43,11 @@ def learning_curve(run_dir: str | pathlib.Path) -> pathlib.Path:
     steps, _, mean, low, high = zip(*evals, strict=True)
     axes.fill_between(steps, low, high, alpha=0.2, lw=0, label="evaluation, min to max")
     axes.plot(steps, mean, "o-", ms=3, label="evaluation, mean")
-  axes.set(xlabel="env steps", ylabel="episode return", title=run_dir.absolute().name)
+  axes.set(
+    xlabel="env steps",
+    ylabel="episode return",
+    title="/".join(run_dir.absolute().parts[-3:]),
+  )
   axes.set_xlim(left=0)
   axes.grid(alpha=0.3)
   axes.legend(loc="best", fontsize="small")
