@@ -303,4 +303,5 @@ def _plan_chunk(config: Config, backend: str) -> int:
   if backend != "cpu":
     return 0
   bytes_each = 4 * config.num_samples * config.mlp_dim
-  return max(1, _CPU_PLAN_BYTES // bytes_each)
+  chunk = max(1, _CPU_PLAN_BYTES // bytes_each)
+  return chunk if chunk < max(config.num_envs, config.eval_episodes) else 0
