@@ -24,7 +24,7 @@ if TYPE_CHECKING:
   from envs_mjx.base import EnvSpec
 
 CONFIG_FILE = "config.yaml"
-# The only settings that may differ when a run goes on: none changes what is learned.
+# The only settings that may differ when a run goes on: how long, how often, where.
 RESUMABLE = frozenset(
   "total_steps eval_freq eval_episodes checkpoint_freq log_freq platform plan_chunk"
   " q_layout cache_dir".split()
