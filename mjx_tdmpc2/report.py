@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from mjx_tdmpc2 import __version__
 from mjx_tdmpc2.config import Resolved
 from mjx_tdmpc2.settings import Config
 from mjx_tdmpc2.sinks import package_version
@@ -42,8 +43,8 @@ def start_up(
   disk = _CHECKPOINTS_ON_DISK * (total + sizes["learner"])
   free_disk = shutil.disk_usage(existing_parent(pathlib.Path(run_dir))).free
   lines = [
-    f"mjx-tdmpc2 {package_version('mjx-tdmpc2') or '(not installed)'}: "
-    f"{resolved.task}, {resolved.num_envs} environments, seed {config.seed}",
+    f"mjx-tdmpc2 {__version__}: {resolved.task}, {resolved.num_envs} environments, "
+    f"seed {config.seed}",
     row("run directory", str(run_dir)),
     row("device", device_text(jax.devices())),
     row("versions", versions_text()),
