@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 
-_HINGE, _SLIDE = mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE
+# Plain integers: an enum of MuJoCo does not equal an integer of numpy.
+_HINGE = int(mujoco.mjtJoint.mjJNT_HINGE)
+_SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
 
 
 def limited_and_rotational_joints(key: jax.Array, model: mujoco.MjModel) -> jax.Array:
