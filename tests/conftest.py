@@ -26,6 +26,11 @@ def pytest_configure(config):
     )
 
 
+def pytest_collection_modifyitems(items):
+  # Fast tests first: a mistake shows early.
+  items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
 @pytest.fixture(scope="session")
 def golden_dir(pytestconfig) -> pathlib.Path:
   """The folder of recordings."""
