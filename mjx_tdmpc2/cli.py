@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.yaml"
 # The only settings that may differ when a run goes on: how long, how often, where.
-RESUMABLE = frozenset(
-  "total_steps eval_freq eval_episodes checkpoint_freq log_freq platform plan_chunk"
-  " q_layout cache_dir".split()
-)
+RESUMABLE = frozenset({
+  "total_steps", "eval_freq", "eval_episodes", "checkpoint_freq", "log_freq",
+  "platform", "plan_chunk", "q_layout", "cache_dir",
+})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Command:
   """Where the run goes. None: runs/TASK/NAME/seedSEED."""
   resume: str | None = None
   """Directory of a run to go on with; its settings are used."""
+  resume_or_start: tyro.conf.FlagCreatePairsOff[bool] = False
+  """Go on with the run in the run directory, or start it where there is none."""
   print_config: tyro.conf.FlagCreatePairsOff[bool] = False
   """Print the settings with all numbers decided, and exit."""
   list_tasks: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -94,16 +96,19 @@ def parse(argv: list[str]) -> Request:
   command = _tyro(argv, Config()).command
   if command.list_tasks or command.version:
     return Request(command, Config())
+  if command.resume is not None and (command.run_dir or command.resume_or_start):
+    other = "--run-dir" if command.run_dir else "--resume-or-start"
+    raise ConfigError(f"--resume names the run to go on with; leave out {other}.")
   preset = load_yaml(command.config) if command.config else {}
+  config = _tyro(argv, merge(Config(), preset)).run
+  if command.resume_or_start:
+    command = _find_run(command, config)
   if command.resume is None:
-    return Request(command, _tyro(argv, merge(Config(), preset)).run)
-  if command.run_dir is not None:
-    raise ConfigError(
-      "--run-dir names a new run and --resume an old one; give one of the two."
-    )
+    return Request(command, config)
   recorded = _recorded_config(pathlib.Path(command.resume))
-  flags = _tyro(argv, Config()).run
-  asked = preset | {name: getattr(flags, name) for name in given}
+  asked = {name: getattr(config, name) for name in (*preset, *given)}
+  # None asks for what follows from other settings, which the run has decided.
+  asked = {name: value for name, value in asked.items() if value is not None}
   _check_resumable(command.resume, recorded, asked)
   return Request(command, merge(recorded, asked))
 
@@ -230,6 +235,15 @@ def _tyro(argv: list[str], config: Config) -> _Flags:
 
 
 # Resuming.
+
+
+def _find_run(command: Command, config: Config) -> Command:
+  """Turns --resume-or-start into --resume where there is a run to go on with."""
+  task = _import_envs().registry.canonical_name(config.task)
+  run_dir = _run_dir(command, dataclasses.replace(config, task=task))
+  if not (run_dir / CONFIG_FILE).is_file():
+    return command
+  return dataclasses.replace(command, resume=str(run_dir), run_dir=None)
 
 
 def _recorded_config(run_dir: pathlib.Path) -> Config:

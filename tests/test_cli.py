@@ -93,7 +93,8 @@ def test_flags_win_over_the_preset_and_the_preset_over_defaults(tmp_path):
     (["--buffer-size", "9"], "--buffer-size 9 is too small"),
     (["--horizon", "501"], "--horizon 501 is longer than an episode"),
     (["--lr", "nan"], "--lr expects a number, got nan"),
-    (["--resume", "a", "--run-dir", "b"], "give one of the two"),
+    (["--resume", "a", "--run-dir", "b"], "leave out --run-dir"),
+    (["--resume", "a", "--resume-or-start"], "leave out --resume-or-start"),
   ],
 )
 def test_mistakes_get_one_sentence_and_touch_nothing(
@@ -187,6 +188,7 @@ def test_resume_may_change_some_settings_and_records_them(trained, run_dir):
 
 def test_resume_accepts_what_the_run_has_anyway(trained, run_dir):
   flags = ["--num-envs", "4", "--task", "cheetah_run", "--latent-dim", "512"]
+  flags += ["--seed-steps", "None"]
   assert cli.main(["--resume", "run", *flags]) == 0
   assert trained[0][0].num_envs == 4
 
@@ -214,8 +216,22 @@ def test_resume_of_no_run_is_explained(trained, tmp_path, capsys):
   assert trained == []
 
 
+def test_resume_or_start_does_either(trained, tmp_path, capsys):
+  preset = tmp_path / "preset.yaml"
+  preset.write_text("task: cheetah_run\nnum_envs: 4\ntotal_steps: 9000\n")
+  argv = ["--resume-or-start", "--config", str(preset)]
+  for more in ([], [], ["--total-steps", "10000"]):
+    assert cli.main([*argv, *more]) == 0
+  assert {run_dir for _, run_dir in trained} == {
+    pathlib.Path("runs/cheetah-run/default/seed1")
+  }
+  assert trained[0] == trained[1] and trained[2][0].total_steps == 10000
+  preset.write_text("num_envs: 8\n")
+  assert "--num-envs (the run has 4, got 8)" in error_of(capsys, *argv)
+
+
 def test_only_settings_that_change_no_result_may_change_on_resume():
-  assert cli.RESUMABLE <= set(Config.__dataclass_fields__)
+  assert set(Config.__dataclass_fields__) >= cli.RESUMABLE
   assert not cli.RESUMABLE & {"seed", "num_envs", "utd", "seed_steps", "buffer_size"}
 
 
@@ -265,6 +281,6 @@ def test_tasks_and_an_unknown_task(capsys):
   assert cli.main(["--list-tasks"]) == 0
   lines = capsys.readouterr().out.splitlines()
   assert lines[0].split() == ["task", "observation", "action", "agent", "steps"]
-  assert "pendulum-swingup 3 1 500".split() in [line.split() for line in lines]
+  assert ["pendulum-swingup", "3", "1", "500"] in [line.split() for line in lines]
   with pytest.raises(ConfigError, match="Did you mean pendulum-swingup"):
     cli._env_spec("pendulum-swingp")

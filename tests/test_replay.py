@@ -159,7 +159,7 @@ def check_draws(driver, insertion, seed=0):
   )
   assert np.array_equal(batch.reward, 1000 * episode + step[1:])
   terminated = [
-    [(e, k, t) in driver.terminations for e, k, t in zip(env, episode, row, strict=True)]
+    [code in driver.terminations for code in zip(env, episode, row, strict=True)]
     for row in step[1:]
   ]
   assert np.array_equal(batch.terminated, terminated)
@@ -226,7 +226,10 @@ def test_insertion_step_draws_from_running_episodes_at_once():
 
 def test_insertion_episode_publishes_one_step_after_the_end():
   driver = Driver()
-  count = lambda: int(replay.num_windows(jitted_table(driver.state, H, "episode")))
+
+  def count():
+    return int(replay.num_windows(jitted_table(driver.state, H, "episode")))
+
   for _ in range(T - 1):
     driver.add(np.zeros(N, bool))
   driver.add(np.ones(N, bool))
@@ -241,7 +244,8 @@ def test_last_row_before_a_reset_is_the_true_last_observation():
   for step in range(1, T + 1):
     driver.add(np.full(N, step == T))
   last = np.asarray(driver.state.rows)[:N, T]
-  assert np.array_equal(last[:, :S], coded_obs(np.arange(N), np.zeros(N), np.full(N, T)))
+  expected = coded_obs(np.arange(N), np.zeros(N), np.full(N, T))
+  assert np.array_equal(last[:, :S], expected)
   # Environments 0 and 2 terminated, environment 1 met its time limit.
   assert np.array_equal(last[:, S + A + 1], [1, 0, 1])
 
@@ -251,11 +255,11 @@ def test_sizes_when_empty_full_and_one_more():
   assert int(replay.num_transitions(driver.state)) == 0
   assert int(replay.num_episodes(driver.state)) == 0
   # Fill every slot but the N running ones, one environment at a time.
-  only = lambda env: np.arange(N) == env
+  only = np.eye(N, dtype=bool)
   taken = N
   while taken < SLOTS:
     driver.add(np.full(N, False))
-    driver.add(only(taken % N))
+    driver.add(only[taken % N])
     taken += 1
   assert (np.asarray(driver.state.length) > 0).all()
   assert int(replay.num_episodes(driver.state)) == SLOTS - N
@@ -265,7 +269,7 @@ def test_sizes_when_empty_full_and_one_more():
   while oldest in np.asarray(driver.state.slot):
     oldest = (oldest + 1) % SLOTS
   lost = int(driver.state.length[oldest]) - 1
-  driver.add(only(0))
+  driver.add(only[0])
   assert int(driver.state.slot[0]) == oldest
   assert int(replay.num_episodes(driver.state)) == SLOTS - N
   assert int(replay.num_transitions(driver.state)) == before + N - lost
@@ -357,8 +361,7 @@ def test_writing_and_reading_copy_no_buffer():
     )
     return state, total
 
-  init = lambda: replay.init(*big, obs)
-  state = init()
+  state = replay.init(*big, obs)
   buffer_bytes = state.rows.nbytes
   state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
   memory = run.lower(state, jax.random.key(0)).compile().memory_analysis()
