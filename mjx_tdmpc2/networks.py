@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 Layer = dict[str, jax.Array]
 Mlp = tuple[Layer, ...]
-Dropout = tuple[jax.Array, float]  # (key, probability that a unit is dropped)
+# (key, or bool mask of the kept units; probability that a unit is dropped)
+Dropout = tuple[jax.Array, float]
 
 LN_EPS = 1e-5
 INIT_STD = 0.02
@@ -53,8 +54,9 @@ def dropout_mask(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Arr
 
 def apply_dropout(x: jax.Array, dropout: Dropout) -> jax.Array:
   """Inverted dropout: zeros units and scales the rest by 1/(1 - rate)."""
-  key, rate = dropout
-  return jnp.where(dropout_mask(key, rate, x.shape), x / (1.0 - rate), 0.0)
+  source, rate = dropout
+  keep = source if source.dtype == bool else dropout_mask(source, rate, x.shape)
+  return jnp.where(keep, x / (1.0 - rate), 0.0)
 
 
 def linear(layer: Layer, x: jax.Array | tuple[jax.Array, ...]) -> jax.Array:

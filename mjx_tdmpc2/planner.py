@@ -14,6 +14,8 @@ evaluated; all candidates start in one latent, whose share of the first layer is
 computed once; the trajectories of the policy prior are rolled out once a decision.
 """
 
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -100,22 +102,32 @@ class _Gaussian(NamedTuple):
 
 def draw_plan(cfg: AgentConfig, key: jax.Array) -> PlanDraws:
   """Draws the random numbers of one decision."""
-  keys = jax.random.split(key, 8)
+  k_normal, k_pair, k_elite, k_dropout = jax.random.split(key, 4)
   horizon, action_size = cfg.horizon, cfg.action_size
   num_pi, iterations = cfg.num_pi_trajs, cfg.iterations
   num_gaussian = cfg.num_samples - num_pi
-  normal = jax.random.normal
-  first = jax.random.randint(keys[3], (iterations,), 0, cfg.num_q)
-  offset = jax.random.randint(keys[4], (iterations,), 1, cfg.num_q)
+  shapes = (
+      (horizon, num_pi),
+      (iterations, horizon, num_gaussian),
+      (iterations, cfg.num_samples),
+      (),
+  )
+  # One large draw: the generator is dear to compile.
+  ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
+  normal = jax.random.normal(k_normal, (ends[-1], action_size))
+  pi_eps, noise, terminal_pi_eps, action_noise = (
+      part.reshape(*shape, action_size)
+      for part, shape in zip(jnp.split(normal, ends[:-1]), shapes, strict=True)
+  )
   has_dropout = cfg.q_dropout_form == "paper" and cfg.dropout > 0.0
   return PlanDraws(
-      pi_eps=normal(keys[0], (horizon, num_pi, action_size)),
-      noise=normal(keys[1], (iterations, horizon, num_gaussian, action_size)),
-      terminal_pi_eps=normal(keys[2], (iterations, cfg.num_samples, action_size)),
-      q_pair=jnp.stack([first, (first + offset) % cfg.num_q], axis=-1),
-      u=jax.random.uniform(keys[5]),
-      action_noise=normal(keys[6], (action_size,)),
-      dropout=keys[7] if has_dropout else None,
+      pi_eps=pi_eps,
+      noise=noise,
+      terminal_pi_eps=terminal_pi_eps,
+      q_pair=world_model.draw_pairs(k_pair, cfg.num_q, iterations),
+      u=jax.random.uniform(k_elite),
+      action_noise=action_noise,
+      dropout=k_dropout if has_dropout else None,
   )
 
 

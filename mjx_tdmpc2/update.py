@@ -68,28 +68,25 @@ def init_learner(cfg: AgentConfig, key: jax.Array) -> LearnerState:
   )
 
 
-def draw_pair(key: jax.Array, num_q: int) -> jax.Array:
-  """Two distinct head indices i32[2], every ordered pair equally likely."""
-  k_first, k_step = jax.random.split(key)
-  first = jax.random.randint(k_first, (), 0, num_q)
-  step = jax.random.randint(k_step, (), 1, num_q)
-  return jnp.stack([first, (first + step) % num_q])
-
-
 def draw_update(cfg: AgentConfig, key: jax.Array, batch_size: int) -> UpdateDraws:
   """Draws the randomness of one update on windows [H+1, batch_size]."""
-  keys = jax.random.split(key, 7)
-  shape = (cfg.horizon, batch_size, cfg.action_size)
+  k_eps, k_pairs, k_dropout = jax.random.split(key, 3)
+  horizon = cfg.horizon
+  # Few large draws: the generator is dear to compile.
+  shape = (2 * horizon + 1, batch_size, cfg.action_size)
+  eps = jax.random.normal(k_eps, shape)
+  pairs = world_model.draw_pairs(k_pairs, cfg.num_q, 2)
   dropout = cfg.dropout > 0.0
   td_dropout = dropout and cfg.q_dropout_form == "paper"
+  keys = jax.random.split(k_dropout, 3)
   return UpdateDraws(
-      td_pi_eps=jax.random.normal(keys[0], shape),
-      td_pair=draw_pair(keys[1], cfg.num_q),
-      policy_pi_eps=jax.random.normal(keys[2], (shape[0] + 1, *shape[1:])),
-      policy_pair=draw_pair(keys[3], cfg.num_q),
-      td_dropout=keys[4] if td_dropout else None,
-      value_dropout=keys[5] if dropout else None,
-      policy_dropout=keys[6] if dropout else None,
+      td_pi_eps=eps[:horizon],
+      td_pair=pairs[0],
+      policy_pi_eps=eps[horizon:],
+      policy_pair=pairs[1],
+      td_dropout=keys[0] if td_dropout else None,
+      value_dropout=keys[1] if dropout else None,
+      policy_dropout=keys[2] if dropout else None,
   )
 
 

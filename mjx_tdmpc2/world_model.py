@@ -206,6 +206,13 @@ def pi(
   )
 
 
+def draw_pairs(key: jax.Array, num_q: int, count: int) -> jax.Array:
+  """Draws pairs of distinct heads, i32[count, 2]; all ordered pairs alike (1.11)."""
+  ticket = jax.random.randint(key, (count,), 0, num_q * (num_q - 1))
+  first, step = ticket // (num_q - 1), ticket % (num_q - 1) + 1
+  return jnp.stack([first, (first + step) % num_q], axis=-1)
+
+
 def stack_heads(heads: tuple[networks.Mlp, ...]) -> networks.Mlp:
   """Stacks a tuple of Nq MLPs into one MLP pytree with a leading axis Nq."""
   return jax.tree.map(lambda *leaves: jnp.stack(leaves), *heads)
@@ -222,12 +229,17 @@ def _stacked(cfg: AgentConfig, heads):
   return stack_heads(heads) if cfg.q_layout == "stacked" else None
 
 
-def _head(cfg: AgentConfig, head: networks.Mlp, x, index, dropout_key):
-  """Logits of one head. A head's dropout key depends on its index only."""
-  dropout = None
-  if dropout_key is not None and cfg.dropout > 0.0:
-    dropout = (jax.random.fold_in(dropout_key, index), cfg.dropout)
-  return networks.mlp(head, x, dropout=dropout)
+def _mask(cfg: AgentConfig, dropout_key, index, shape: tuple[int, ...]):
+  """Dropout mask of one head, or None; it depends on key and index only."""
+  if dropout_key is None or cfg.dropout == 0.0:
+    return None
+  key = jax.random.fold_in(dropout_key, index)
+  return networks.dropout_mask(key, cfg.dropout, (*shape, cfg.mlp_dim))
+
+
+def _head(cfg: AgentConfig, head: networks.Mlp, x, mask) -> jax.Array:
+  """Logits of one head, with a dropout mask or None."""
+  return networks.mlp(head, x, dropout=None if mask is None else (mask, cfg.dropout))
 
 
 def q_all(
@@ -254,26 +266,26 @@ def q_all(
     Logits [Nq, ..., K].
   """
   x = _concat(params, task, z, a)
+  # One draw for all heads: the generator is dear to compile.
+  index = jnp.arange(cfg.num_q)
+  masks = jax.vmap(lambda i: _mask(cfg, dropout_key, i, x.shape[:-1]))(index)
   stacked = _stacked(cfg, heads)
-  if stacked is None:
-    return jnp.stack(
-        [_head(cfg, h, x, i, dropout_key) for i, h in enumerate(heads)]
-    )
-  index = jnp.arange(stacked[0]["bias"].shape[0])
-  return jax.vmap(lambda h, i: _head(cfg, h, x, i, dropout_key))(stacked, index)
+  if stacked is not None:
+    return jax.vmap(lambda head, mask: _head(cfg, head, x, mask))(stacked, masks)
+  split = [None if masks is None else masks[i] for i in range(cfg.num_q)]
+  return jnp.stack([_head(cfg, h, x, m) for h, m in zip(heads, split, strict=True)])
 
 
 def _drawn(cfg: AgentConfig, heads, pair: jax.Array, fn, x):
   """(fn(head, index, x) of the first drawn head, the same of the second).
 
-  With heads as a list this is a switch over them: no weights are copied, and `fn`
-  runs inside the branch, so a gradient taken by `fn` saves nothing for the heads
-  that were not drawn.
+  With heads as a list a switch chooses the parameters. Its copy of one head costs
+  little beside the evaluation, which so is compiled twice and not 2·Nq times.
   """
   stacked = _stacked(cfg, heads)
   if stacked is None:
-    branches = [lambda x, h=h, i=i: fn(h, i, x) for i, h in enumerate(heads)]
-    return tuple(jax.lax.switch(pair[i], branches, x) for i in range(2))
+    choices = [lambda head=head: head for head in heads]
+    return tuple(fn(jax.lax.switch(i, choices), i, x) for i in (pair[0], pair[1]))
   drawn = jax.tree.map(lambda leaf: leaf[pair], stacked)
   out = jax.vmap(fn, in_axes=(0, 0, None))(drawn, pair, x)
   return tuple(jax.tree.map(lambda leaf: leaf[i], out) for i in range(2))
@@ -310,7 +322,8 @@ def q_pair(
   """
 
   def value(head, index, x):
-    return decode(cfg, _head(cfg, head, x, index, dropout_key))
+    mask = _mask(cfg, dropout_key, index, x.shape[:-1])
+    return decode(cfg, _head(cfg, head, x, mask))
 
   x = _concat(params, task, z, a)
   first, second = _drawn(cfg, heads, pair, value, x)
@@ -349,9 +362,11 @@ def q_avg_and_action_grad(
   """
 
   def value_and_grad(head, index, x):
+    mask = _mask(cfg, dropout_key, index, z.shape[:-1])
+
     def value(action):
       parts = (x[0], action)
-      return decode(cfg, _head(cfg, head, parts, index, dropout_key))
+      return decode(cfg, _head(cfg, head, parts, mask))
 
     out, pullback = jax.vjp(value, x[1])
     return out, pullback(jnp.ones_like(out))[0]
