@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import mujoco
 
 from envs_mjx import randomize, rewards
 from envs_mjx.physics import Physics, Stage, View, load_model
@@ -12,7 +13,10 @@ from envs_mjx.task import Start, Task
 # Up to 6 contacts were seen at once under random and bang-bang actions.
 _MAX_CONTACTS = 8
 _SETTLING_SUBSTEPS = 200
-_RUN_SPEED = 10.0  # m/s
+_TOTAL_MASS = 14.0  # kg; the XML's masses are scaled to it
+
+_HIGH = 1.2  # metres
+_UPRIGHT_SPEED = 6.0  # m/s
 
 _ROOTZ, _ROOTY = 1, 2
 
@@ -21,7 +25,14 @@ _ROOTZ, _ROOTY = 1, 2
 def _physics() -> Physics:
   from dm_control.suite import cheetah
 
-  model = load_model(*cheetah.get_model_and_assets(), max_contacts=_MAX_CONTACTS)
+  def keep_masses(spec):
+    spec.compiler.settotalmass = -1  # MuJoCo's compiler warns that it will drop this
+
+  model = load_model(
+    *cheetah.get_model_and_assets(), max_contacts=_MAX_CONTACTS, edit=keep_masses
+  )
+  mujoco.mj_setTotalmass(model, _TOTAL_MASS)
+  mujoco.mj_setConst(model, mujoco.MjData(model))
   return Physics(model, n_substeps=1, stage=Stage.VELOCITY)
 
 
@@ -70,18 +81,63 @@ class Cheetah(Task):
     """Forward velocity of the whole body's centre of mass, m/s."""
     return view.sensordata[self._speed_index]
 
+  def height(self, view: View, body: str) -> jax.Array:
+    """Height of a body's frame, metres; a foot's frame is its ankle."""
+    return view.data.xpos[self.physics.model.body(body).id, 2]
+
 
 class Run(Cheetah):
-  """Reward proportional to the forward speed, up to 10 m/s."""
+  """Reward proportional to the speed in one direction.
+
+  Args:
+    velocity: metres per second at which the reward is full, negative for backwards.
+  """
+
+  def __init__(self, velocity: float):
+    super().__init__()
+    self._velocity = velocity
 
   def reward(self, view: View) -> jax.Array:
-    return rewards.tolerance(
-      self.speed(view),
-      (_RUN_SPEED, jnp.inf),
-      margin=_RUN_SPEED,
-      sigmoid="linear",
-      value_at_margin=0.0,
-    )
+    return jnp.clip(self.speed(view) / self._velocity, 0.0, 1.0)
 
 
-TASKS = {"cheetah-run": Run}
+class RunUpright(Cheetah):
+  """Runs forward with the torso and one foot high: on the other leg.
+
+  Args:
+    raised_foot: "bfoot" to run on the front leg, "ffoot" to run on the back leg.
+  """
+
+  def __init__(self, raised_foot: str):
+    super().__init__()
+    self._raised_foot = raised_foot
+
+  def reward(self, view: View) -> jax.Array:
+    foot, torso = self.height(view, self._raised_foot), self.height(view, "torso")
+    upright = (3.0 * _is_high(foot) + 2.0 * _is_high(torso)) / 5.0
+    moving = jnp.clip(self.speed(view) / _UPRIGHT_SPEED, 0.0, 1.0)
+    return upright * (5.0 * moving + 1.0) / 6.0
+
+
+class Jump(Cheetah):
+  """Lifts the torso and both feet off the ground, in place."""
+
+  def reward(self, view: View) -> jax.Array:
+    torso = self.height(view, "torso")
+    feet = (self.height(view, "bfoot"), self.height(view, "ffoot"))
+    high = sum(_is_high((torso + foot) / 2.0) for foot in feet) / 2.0
+    still = jnp.clip(2.0 - 2.0 * jnp.abs(self.speed(view)), 0.0, 1.0)
+    return (5.0 * high + still) / 6.0
+
+
+def _is_high(height: jax.Array) -> jax.Array:
+  return rewards.tolerance(height, (_HIGH, jnp.inf), margin=_HIGH / 2)
+
+
+TASKS = {
+  "cheetah-jump": Jump,
+  "cheetah-run": functools.partial(Run, velocity=10.0),
+  "cheetah-run-back": functools.partial(RunUpright, raised_foot="ffoot"),
+  "cheetah-run-backwards": functools.partial(Run, velocity=-8.0),
+  "cheetah-run-front": functools.partial(RunUpright, raised_foot="bfoot"),
+}

@@ -14,7 +14,6 @@ _MAX_CONTACTS = 8
 _N_SUBSTEPS = 4
 
 _STAND_HEIGHT = 0.6  # of the torso's centre of mass above the foot's, metres
-_HOP_SPEED = 2.0  # m/s
 
 
 @functools.cache
@@ -67,17 +66,23 @@ class Stand(Hopper):
 
 
 class Hop(Hopper):
-  """Stands and moves forward at 2 m/s or more."""
+  """Stands and moves in one direction.
+
+  Args:
+    velocity: metres per second at which the reward is full, negative for backwards.
+  """
+
+  def __init__(self, velocity: float):
+    super().__init__()
+    self._velocity = velocity
 
   def reward(self, view: View) -> jax.Array:
-    hopping = rewards.tolerance(
-      self.speed(view),
-      (_HOP_SPEED, jnp.inf),
-      margin=_HOP_SPEED / 2,
-      sigmoid="linear",
-      value_at_margin=0.5,
-    )
+    hopping = jnp.clip(self.speed(view) / self._velocity, 0.0, 1.0)
     return self.standing(view) * hopping
 
 
-TASKS = {"hopper-stand": Stand, "hopper-hop": Hop}
+TASKS = {
+  "hopper-stand": Stand,
+  "hopper-hop": functools.partial(Hop, velocity=2.0),
+  "hopper-hop-backwards": functools.partial(Hop, velocity=-1.0),
+}

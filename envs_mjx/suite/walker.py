@@ -15,8 +15,6 @@ _N_SUBSTEPS = 10
 
 _TORSO_HEIGHT = 1.3  # of the torso's frame at qpos 0, metres
 _STAND_HEIGHT = 1.2
-_WALK_SPEED = 1.0  # m/s
-_RUN_SPEED = 8.0
 
 # Unlike in other planar domains the vertical slide comes first in qpos.
 _ROOTZ, _ROOTY = 0, 2
@@ -75,29 +73,25 @@ class Stand(Walker):
 
 
 class Move(Walker):
-  """Stands and moves forward.
+  """Stands and moves in one direction.
 
   Args:
-    speed: metres per second from which on the reward is full.
+    velocity: metres per second at which the reward is full, negative for backwards.
   """
 
-  def __init__(self, speed: float):
+  def __init__(self, velocity: float):
     super().__init__()
-    self._target_speed = speed
+    self._velocity = velocity
 
   def reward(self, view: View) -> jax.Array:
-    moving = rewards.tolerance(
-      self.speed(view),
-      (self._target_speed, jnp.inf),
-      margin=self._target_speed / 2,
-      sigmoid="linear",
-      value_at_margin=0.5,
-    )
+    moving = jnp.clip(self.speed(view) / self._velocity, 0.0, 1.0)
     return self.standing(view) * (5.0 * moving + 1.0) / 6.0
 
 
 TASKS = {
   "walker-stand": Stand,
-  "walker-walk": functools.partial(Move, speed=_WALK_SPEED),
-  "walker-run": functools.partial(Move, speed=_RUN_SPEED),
+  "walker-walk": functools.partial(Move, velocity=1.0),
+  "walker-walk-backwards": functools.partial(Move, velocity=-1.0),
+  "walker-run": functools.partial(Move, velocity=8.0),
+  "walker-run-backwards": functools.partial(Move, velocity=-8.0),
 }
