@@ -16,6 +16,9 @@ computed once; the trajectories of the policy prior are rolled out once a decisi
 
 import itertools
 import math
+import functools
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -102,33 +105,39 @@ class _Gaussian(NamedTuple):
 
 def draw_plan(cfg: AgentConfig, key: jax.Array) -> PlanDraws:
   """Draws the random numbers of one decision."""
-  k_normal, k_pair, k_elite, k_dropout = jax.random.split(key, 4)
-  horizon, action_size = cfg.horizon, cfg.action_size
-  num_pi, iterations = cfg.num_pi_trajs, cfg.iterations
-  num_gaussian = cfg.num_samples - num_pi
-  shapes = (
-      (horizon, num_pi),
-      (iterations, horizon, num_gaussian),
-      (iterations, cfg.num_samples),
-      (),
+  key_normal, key_uniform, key_dropout = jax.random.split(key, 3)
+  horizon, action_size, iterations = cfg.horizon, cfg.action_size, cfg.iterations
+  num_pi, num_gaussian = cfg.num_pi_trajs, cfg.num_samples - cfg.num_pi_trajs
+  # Two flat draws, cut up: each call of the generator costs time and compile time.
+  pi_eps, noise, terminal_pi_eps, action_noise = _cut(
+      functools.partial(jax.random.normal, key_normal),
+      (horizon, num_pi, action_size),
+      (iterations, horizon, num_gaussian, action_size),
+      (iterations, cfg.num_samples, action_size),
+      (action_size,),
   )
-  # One large draw: the generator is dear to compile.
-  ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
-  normal = jax.random.normal(k_normal, (ends[-1], action_size))
-  pi_eps, noise, terminal_pi_eps, action_noise = (
-      part.reshape(*shape, action_size)
-      for part, shape in zip(jnp.split(normal, ends[:-1]), shapes, strict=True)
+  (first, offset), u = _cut(
+      functools.partial(jax.random.uniform, key_uniform), (2, iterations), ()
   )
+  first = (first * cfg.num_q).astype(jnp.int32)
+  offset = 1 + (offset * (cfg.num_q - 1)).astype(jnp.int32)
   has_dropout = cfg.q_dropout_form == "paper" and cfg.dropout > 0.0
   return PlanDraws(
       pi_eps=pi_eps,
       noise=noise,
       terminal_pi_eps=terminal_pi_eps,
-      q_pair=world_model.draw_pairs(k_pair, cfg.num_q, iterations),
-      u=jax.random.uniform(k_elite),
+      q_pair=jnp.stack([first, (first + offset) % cfg.num_q], axis=-1),
+      u=u,
       action_noise=action_noise,
-      dropout=k_dropout if has_dropout else None,
+      dropout=key_dropout if has_dropout else None,
   )
+
+
+def _cut(draw: Callable, *shapes: tuple[int, ...]) -> list[jax.Array]:
+  """Arrays of the given shapes out of one flat draw."""
+  sizes = [math.prod(shape) for shape in shapes]
+  parts = jnp.split(draw((sum(sizes),)), list(itertools.accumulate(sizes))[:-1])
+  return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def act(
