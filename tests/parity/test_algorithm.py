@@ -1,4 +1,4 @@
-"""Network outputs and updates against recordings of the reference."""
+"""Network outputs, updates and decisions against recordings of the reference."""
 
 import dataclasses
 import functools
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mjx_tdmpc2 import planner
 from mjx_tdmpc2 import update as update_lib
 from mjx_tdmpc2 import world_model as wm
 
@@ -42,6 +43,16 @@ def pytest_generate_tests(metafunc):
         for i in range(_num_updates(golden.load(path)))
     ]
     metafunc.parametrize("update_item", items, ids=_ids(items))
+  if "plan_item" in metafunc.fixturenames:
+    items = [
+        (path, i) for path in paths for i in range(golden.load(path).count("plan"))
+    ]
+    metafunc.parametrize("plan_item", items, ids=_ids(items))
+  if "plan_file" in metafunc.fixturenames:
+    metafunc.parametrize("plan_file", paths, ids=lambda path: path.stem)
+  if "multitask_file" in metafunc.fixturenames:
+    items = [path for path in paths if golden.load(path).cfg.multitask]
+    metafunc.parametrize("multitask_file", items, ids=lambda path: path.stem)
   if "forward_item" in metafunc.fixturenames:
     items = [
         (path, layout)
@@ -158,3 +169,124 @@ def test_update(update_item):
   assert jax.tree.structure(params) == jax.tree.structure(learner.params)
   _assert_parameters(learner.params, params, bound=2e-5, share=0.9999, tight=1e-6)
   _assert_parameters(learner.target_q, target_q, bound=2e-6)
+
+
+def _plan_args(recording, i):
+  """(obs, prev_mean, t0, draws, task) of decision i, from the mean before it."""
+  rec = recording.group(f"plan/{i}/")
+  shape = rec["mean"].shape
+  previous = recording.arrays[f"plan/{i - 1}/mean"] if i else np.zeros(shape)
+  draws = planner.PlanDraws(
+      pi_eps=rec["pi_eps"],
+      noise=rec["noise"],
+      terminal_pi_eps=rec["terminal_pi_eps"],
+      q_pair=np.int32(rec["q_pair"]),
+      u=np.float32(rec["u"]),
+      action_noise=np.float32(rec.get("action_noise", np.zeros(shape[-1]))),
+      dropout=None,
+  )
+  task = np.int32(rec["task"]) if "task" in rec else None
+  return rec["obs"], np.float32(previous), rec["t0"], draws, task
+
+
+@functools.cache
+def _decide(cfg, eval_mode):
+  def core(params, obs, prev_mean, t0, draws, task):
+    return planner.plan_core(cfg, params, obs, prev_mean, t0, draws, eval_mode, task)
+
+  return core
+
+
+@functools.cache
+def _decide_one(cfg, eval_mode):
+  return jax.jit(_decide(cfg, eval_mode))
+
+
+@functools.cache
+def _decide_all(path):
+  """All decisions of a file in one batch, with the heads as a batch plans them."""
+  recording = golden.load(path)
+  cfg = dataclasses.replace(recording.cfg, q_layout="stacked")
+  args = [_plan_args(recording, i) for i in range(recording.count("plan"))]
+  args = jax.tree.map(lambda *leaves: np.stack(leaves), *args)
+  # The recorded noise of a decision in evaluation mode is absent, so zero here.
+  run = jax.jit(jax.vmap(_decide(cfg, False), in_axes=(None, 0, 0, 0, 0, 0)))
+  return jax.tree.map(np.asarray, run(recording.params()[0], *args))
+
+
+def _last_comparable(cfg, got, expected, tolerance):
+  """The last iteration to compare, and whether the mean after it is comparable.
+
+  Past an iteration in which two evaluations, both right within `tolerance`, choose
+  other elites, they plan differently. That is so where candidates tie at the elite
+  boundary: exactly, or by less than the rounding of the values.
+  """
+  for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+    order = np.argsort(-b, kind="stable")
+    inside, outside = order[: cfg.num_elites], order[cfg.num_elites :]
+    boundary = b[inside[-1]]
+    if outside.size and b[outside[0]] == boundary:
+      return i, False
+    ours = np.argsort(-a, kind="stable")[: cfg.num_elites]
+    swapped = np.setxor1d(ours, inside)
+    if swapped.size:
+      gap = np.abs(b[swapped] - boundary).max()
+      assert gap <= 2 * tolerance * np.ptp(b), f"other elites in iteration {i}"
+      return i, False
+  return len(got) - 1, True
+
+
+def _same_draw(cfg, got, expected, u):
+  """Whether rounding of the last values cannot change which elite u draws."""
+  top = lambda v: np.argsort(-v, kind="stable")[: cfg.num_elites]
+  if not np.array_equal(top(got), top(expected)):
+    return False  # Two elites tie within rounding and have changed places.
+  value = np.float64(expected[top(expected)])
+  cdf = np.cumsum(np.exp(cfg.temperature * (value - value[0])))
+  error = cfg.temperature * np.abs(got - expected)[top(expected)].max()
+  return np.abs(cdf / cdf[-1] - u).min() > 2 * error + 1e-6
+
+
+def _assert_plan(recording, i, action, mean, info):
+  cfg, rec = recording.cfg, recording.group(f"plan/{i}/")
+  wide = recording.name.startswith("wide")
+  value_tolerance, tolerance = (2e-3, 5e-3) if wide else (3e-5, 1e-4)
+  got, expected = np.asarray(info.iter_values), rec["iter_values"]
+  last, complete = _last_comparable(cfg, got, expected, value_tolerance)
+  for k in range(last + 1):
+    error = np.abs(got[k] - expected[k]).max() / np.ptp(expected[k])
+    assert error <= value_tolerance, f"values of iteration {k} off by {error:.1e}"
+  close = functools.partial(np.testing.assert_allclose, rtol=0, atol=tolerance)
+  if last == cfg.iterations - 1:
+    actions = rec["iter_actions_last"]
+    close(info.iter_actions_last, actions, err_msg="iter_actions_last")
+  if complete:
+    close(mean, rec["mean"], err_msg="mean")
+    if _same_draw(cfg, got[-1], expected[-1], rec["u"]):
+      assert int(info.elite) == int(rec["elite"])
+      close(action, rec["action"], err_msg="action")
+
+
+def test_plan(plan_item):
+  path, i = plan_item
+  recording = golden.load(path)
+  eval_mode = bool(recording.arrays[f"plan/{i}/eval"])
+  run = _decide_one(recording.cfg, eval_mode)
+  params, _ = recording.params()
+  _assert_plan(recording, i, *run(params, *_plan_args(recording, i)))
+
+
+def test_plan_batched(plan_file):
+  recording = golden.load(plan_file)
+  decisions = _decide_all(plan_file)
+  for i in range(recording.count("plan")):
+    _assert_plan(recording, i, *jax.tree.map(lambda leaf: leaf[i], decisions))
+
+
+def test_embeddings_after_plans(multitask_file):
+  recording = golden.load(multitask_file)
+  params = jax.tree.map(jnp.asarray, recording.params()[0])
+  for i in range(recording.count("plan")):
+    params = wm.renorm_task_emb(params, recording.arrays[f"plan/{i}/task"])
+  table = recording.arrays["plan/task_emb_after"]
+  np.testing.assert_allclose(params["task_emb"], table, atol=1e-6)
