@@ -43,10 +43,9 @@ class PhysicsState:
     act: f32[na] actuator activations.
     qacc_warmstart: f32[nv] the solver's starting point.
     time: f32[] seconds since the reset.
-    sensordata: f32[nsensordata] sensor readings as dm_control shows them after a
-      control step: position and velocity stages of the state above, acceleration
-      stage one physics substep old. Length 0 where a task reads no sensor of the
-      acceleration stage.
+    sensordata: f32[nsensordata] sensor readings of the last substep, of which those
+      of the acceleration stage (touch, force, ...) count: dm_control shows them one
+      substep old. Length 0 where a task reads no sensor of that stage.
   """
 
   qpos: jax.Array
@@ -63,15 +62,16 @@ class EnvState:
 
   Attributes:
     physics: the physics' carried state.
-    task: what a reset drew beside the physics' state (targets, sizes); a pytree
-      of arrays, `()` where there is nothing.
+    task: what a reset drew beside the physics' state (targets, sizes); a pytree of
+      arrays, empty where there is nothing.
     obs: f32[S] observation of this state.
     reward: f32[] reward of the agent step that led here (summed over the repeat).
     terminated: bool[] the task ended; no dm_control task ever does.
     truncated: bool[] the time limit was reached.
     step: i32[] agent steps since the reset.
-    contact_overflow: i32[] physics substeps of the last agent step in which more
-      contacts were active than the model keeps slots for.
+    contact_overflow: i32[] physics substeps of the last agent step in which every
+      contact slot was active, so that further contacts may have been left out. While
+      it is 0, none was.
   """
 
   physics: PhysicsState

@@ -14,6 +14,7 @@ What a step needs of the state before it is small (`PhysicsState`); the full
 
 import copy
 import enum
+import warnings
 from collections.abc import Callable
 
 import jax
@@ -24,7 +25,7 @@ from flax import struct
 from mujoco import mjx
 from mujoco.mjx._src import collision_driver
 
-from envs_mjx import collision
+from envs_mjx import collision, dynamics
 from envs_mjx.base import PhysicsState
 
 # Newton iterations and line-search steps that gave the same one-step errors as
@@ -97,7 +98,10 @@ def load_model(
     spec.add_numeric(name="max_contact_points", data=[float(max_contacts)], size=1)
   spec.option.iterations = ITERATIONS
   spec.option.ls_iterations = LS_ITERATIONS
-  model = spec.compile()
+  with warnings.catch_warnings():
+    # Of attributes that dm_control's XML still uses.
+    warnings.filterwarnings("ignore", message=".*is deprecated.*")
+    model = spec.compile()
   model.opt.enableflags &= ~int(mujoco.mjtEnableBit.mjENBL_ENERGY)
   return model
 
@@ -189,7 +193,7 @@ class Physics:
     unactuated = self._mjx_model.replace(opt=option.replace(disableflags=disabled))
     data = self._data(state, jnp.zeros(self.model.nu, jnp.float32))
     with jax.default_matmul_precision("highest"), collision.corrections():
-      data = mjx.forward(unactuated, data)
+      data = dynamics.forward(unactuated, data)
     return state.replace(sensordata=data.sensordata)
 
   def control_step(
@@ -250,7 +254,7 @@ class Physics:
   def _substep(self, carry, ctrl):
     state, overflow = carry
     with jax.default_matmul_precision("highest"), collision.corrections():
-      data = mjx.step(self._mjx_model, self._data(state, ctrl))
+      data = dynamics.step(self._mjx_model, self._data(state, ctrl))
     state = PhysicsState(
       qpos=data.qpos,
       qvel=data.qvel,
