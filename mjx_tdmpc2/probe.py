@@ -18,6 +18,24 @@ from mjx_tdmpc2.update import draw_update, init_learner, update
 
 # Longer runs than this get the hint at the preset for CPUs.
 _LONG_RUN_HOURS = 6.0
+# Runs below this many operations take well under an hour on any CPU: not worth the
+# probe's compilation.
+_SHORT_RUN_OPERATIONS = 1e15
+
+
+def worthwhile(config: Resolved) -> bool:
+  """Whether the run may be long enough to be measured first."""
+  agent = config.agent
+  shapes = jax.eval_shape(lambda: init_learner(agent, jax.random.key(0)).params)
+  size = {
+    name: sum(x.size for x in jax.tree.leaves(part)) for name, part in shapes.items()
+  }
+  head = size["q"] / agent.num_q
+  plan = agent.horizon * (size["dynamics"] + size["reward"]) + size["pi"] + 2 * head
+  plan *= 2 * agent.num_samples * agent.iterations * agent.mpc
+  update = 6 * agent.batch_size * agent.horizon * sum(size.values())
+  per_step = config.num_envs * plan + config.updates_per_step * update
+  return config.total_vector_steps * per_step > _SHORT_RUN_OPERATIONS
 
 
 def estimate(config: Resolved, say: Callable[[str], None]) -> str:

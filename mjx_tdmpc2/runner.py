@@ -1,7 +1,9 @@
 """The only host loop: starts device calls, logs, evaluates, saves, stops cleanly."""
 
+import concurrent.futures
 import dataclasses
 import math
+import os
 import pathlib
 import sys
 import time
@@ -66,7 +68,7 @@ class Run:
 
   # Start.
 
-  def start(self) -> None:
+  def start(self, stop: StopSignal) -> None:
     """Restores or makes the state, compiles, and opens the logs."""
     abstract = jax.eval_shape(self.trainer.init, self.key)
     say = self.progress.message
@@ -88,29 +90,52 @@ class Run:
       train_resume_at=self.host.logged * n if self.resume else None,
       eval_resume_at=self.host.evaluated * n if self.resume else None,
     )
-    if not self.finished:
-      self._compile(abstract)
+    if self.finished or stop.name is not None:
+      return
+    if jax.default_backend() == "cpu" and probe.worthwhile(self.resolved):
+      say(probe.estimate(self.resolved, say))
+    self._compile(abstract, stop)
 
-  def _compile(self, abstract: TrainState) -> None:
-    """Compiles every program that the run will need, and says how long it took."""
+  def _compile(self, abstract: TrainState, stop: StopSignal) -> None:
+    """Compiles every program that the run will need, and says how long it took.
+
+    Python traces one after the other; XLA compiles side by side.
+    """
     say = self.progress.message
     i32 = jax.ShapeDtypeStruct((), jnp.int32)
     flag = jax.ShapeDtypeStruct((), jnp.bool_)
-    if jax.default_backend() == "cpu" and not self.resume:
-      say(probe.estimate(self.resolved, say))
-    with report.timed("vector step and updates", say):
-      self._train_chunk = self.trainer.train_chunk.lower(
-        abstract, i32, flag, i32
-      ).compile()
-    if self.updates < self.resolved.burst_updates:
-      with report.timed("burst of updates", say):
-        self._burst = self.trainer.burst.lower(abstract, i32).compile()
-    with report.timed("evaluation", say):
-      eval_state = jax.eval_shape(self.evaluator.init, self.key, i32)
-      self._eval_init = self.evaluator.init.lower(self.key, i32).compile()
-      self._eval_run = self.evaluator.run.lower(
-        abstract.learner.params, eval_state, i32
-      ).compile()
+    eval_state = jax.eval_shape(self.evaluator.init, self.key, i32)
+    programs = {
+      "burst of updates": (self.trainer.burst, (abstract, i32)),
+      "vector step and updates": (
+        self.trainer.train_chunk,
+        (abstract, i32, flag, i32),
+      ),
+      "evaluation": (
+        self.evaluator.run,
+        (abstract.learner.params, eval_state, i32),
+      ),
+      "evaluation's first states": (self.evaluator.init, (self.key, i32)),
+    }
+    if self.updates >= self.resolved.burst_updates:
+      del programs["burst of updates"]
+
+    def compiled(name, lowered):
+      with report.timed(f"compiling {name}", say):
+        return lowered.compile()
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+      jobs = {}
+      for name, (function, arguments) in programs.items():
+        if stop.name is None:
+          jobs[name] = pool.submit(compiled, name, function.lower(*arguments))
+      if stop.name is not None:
+        say("stopping when the compilations under way have ended")
+        return
+    self._burst = jobs["burst of updates"].result() if len(jobs) == 4 else None
+    self._train_chunk = jobs["vector step and updates"].result()
+    self._eval_run = jobs["evaluation"].result()
+    self._eval_init = jobs["evaluation's first states"].result()
 
   # The loop.
 
@@ -317,7 +342,7 @@ def run(config: Config, run_dir: pathlib.Path, resume: bool) -> int:
   job = Run(config, run_dir, resume)
   try:
     with StopSignal() as stop:
-      job.start()
+      job.start(stop)
       already_done = job.resume and job.finished
       job.loop(stop)
       job.finish()
