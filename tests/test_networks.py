@@ -98,14 +98,14 @@ def test_dropout_sits_between_linear_and_layer_norm():
   h = np.asarray(x @ layer["kernel"] + layer["bias"], np.float64)
   h = _layer_norm(kept * h / (1 - rate), layer["ln_scale"], layer["ln_bias"])
   expected = h * np.tanh(np.logaddexp(0.0, h))
-  out = networks.normed_linear(layer, x, dropout=(key, rate))
+  out = networks.normed_linear(layer, x, dropout=(jnp.asarray(kept), rate))
   np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_only_the_first_layer_of_an_mlp_drops_units():
   layers = networks.init_mlp(jax.random.key(0), (4, 32, 32, 3))
   x = jax.random.normal(jax.random.key(1), (8, 4))
-  dropout = (jax.random.key(2), 0.5)
+  dropout = (networks.dropout_mask(jax.random.key(2), 0.5, (8, 32)), 0.5)
   h = networks.normed_linear(layers[0], x, dropout=dropout)
   expected = networks.linear(layers[2], networks.normed_linear(layers[1], h))
   np.testing.assert_allclose(
@@ -114,14 +114,21 @@ def test_only_the_first_layer_of_an_mlp_drops_units():
 
 
 def test_dropout_probability_is_right_to_one_in_ten_thousand():
-  shape = (2**14, 2**10 - 1)  # An odd row: the last pair of bits is cut.
-  kept = jax.jit(lambda key: networks.dropout_mask(key, 0.01, shape))(jax.random.key(7))
-  kept = np.asarray(kept)
-  assert abs((1 - kept.mean()) - 0.01) < 1e-4  # 4 standard deviations
-  # The two halves of a row share random words; they must be independent still.
-  half = 2**9
-  both = np.mean(~kept[:, : half - 1] & ~kept[:, half:])
-  assert abs(both - 1e-4) < 2e-5  # 5 standard deviations
+  shape = (2**14, 2**10 - 1)
+  mask = jax.jit(lambda key: networks.dropout_mask(key, 0.01, shape))
+  dropped = ~np.asarray(mask(jax.random.key(7)))
+  assert abs(dropped.mean() - 0.01) < 1e-4  # 4 standard deviations
+  # As often by row, by unit, and by key as independent draws would.
+  for axis in (0, 1):
+    counts = dropped.sum(axis=axis)
+    spread = counts.var() / (dropped.shape[axis] * 0.01 * 0.99)
+    assert abs(spread - 1.0) < 5 * np.sqrt(2 / counts.size)
+  # Two units are independent: neighbours, a row apart, and under another key.
+  other = ~np.asarray(mask(jax.random.key(8)))
+  pairs = [(dropped[:, :-lag], dropped[:, lag:]) for lag in (1, 2, 16, 512)]
+  pairs += [(dropped[:-1], dropped[1:]), (dropped, other)]
+  for a, b in pairs:
+    assert abs(np.mean(a & b) - 1e-4) < 5 * np.sqrt(1e-4 / a.size)
 
 
 def test_init_statistics():
