@@ -1,5 +1,6 @@
 """TD target, world-model loss and policy loss, as pure functions (spec 2)."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -86,7 +87,9 @@ def model_loss(
   """
   horizon, task = cfg.horizon, batch.task
   rho = cfg.rho ** jnp.arange(horizon, dtype=jnp.float32)
-  two_hot = lambda x: math.two_hot(x, cfg.vmin, cfg.vmax, cfg.num_bins)
+  two_hot = functools.partial(
+      math.two_hot, vmin=cfg.vmin, vmax=cfg.vmax, num_bins=cfg.num_bins
+  )
 
   zs = [world_model.encode(cfg, params, batch.obs[0], task)]
   for t in range(horizon):

@@ -10,6 +10,7 @@ the leading axes of the other inputs: [] or [B] for [H, B, ...]. Look-ups read t
 embedding table as it is; `renorm_task_emb` keeps its rows within the unit ball.
 """
 
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -288,7 +289,8 @@ def _drawn(cfg: AgentConfig, heads, pair: jax.Array, fn, x):
     return tuple(fn(jax.lax.switch(i, choices), i, x) for i in (pair[0], pair[1]))
   drawn = jax.tree.map(lambda leaf: leaf[pair], stacked)
   out = jax.vmap(fn, in_axes=(0, 0, None))(drawn, pair, x)
-  return tuple(jax.tree.map(lambda leaf: leaf[i], out) for i in range(2))
+  first, second = (jax.tree.map(operator.itemgetter(i), out) for i in range(2))
+  return first, second
 
 
 def q_pair(

@@ -28,12 +28,14 @@ def _count(tree):
   return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _perturbed(cfg, seed=0):
   """Parameters without zeroed layers, all heads different."""
   params = wm.init_params(jax.random.key(seed), cfg)
   leaves, tree = jax.tree.flatten(params)
-  rng = np.random.default_rng(seed)
-  leaves = [x + 0.3 * rng.normal(size=x.shape).astype(np.float32) for x in leaves]
+  keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
+  noise = (jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True))
+  leaves = [x + 0.3 * e for x, e in zip(leaves, noise, strict=True)]
   return jax.tree.unflatten(tree, leaves)
 
 
@@ -242,9 +244,10 @@ def test_action_gradient_of_the_pair(tasks, inputs, layout):
   cfg = dataclasses.replace(TASKS, q_layout=layout)
   (z, a), pair, key = inputs, jnp.array([3, 1]), jax.random.key(6)
   task = jnp.array([0, 1, 2, 0, 1, 2, 0])
-  average = lambda a: wm.q_pair(
-      cfg, tasks["q"], tasks, z, a, pair, "avg", task, key
-  ).sum()
+
+  def average(a):
+    return wm.q_pair(cfg, tasks["q"], tasks, z, a, pair, "avg", task, key).sum()
+
   value, slope = jax.jit(
       lambda a: wm.q_avg_and_action_grad(cfg, tasks["q"], tasks, z, a, pair, task, key)
   )(a)
@@ -258,7 +261,10 @@ def test_action_gradient_of_the_pair(tasks, inputs, layout):
 def test_dropout_is_independent_by_head_and_by_call(small, inputs, layout):
   cfg = dataclasses.replace(SMALL, q_layout=layout)
   same = (small["q"][0],) * 4
-  call = lambda key: np.asarray(wm.q_all(cfg, same, small, *inputs, dropout_key=key))
+
+  def call(key):
+    return np.asarray(wm.q_all(cfg, same, small, *inputs, dropout_key=key))
+
   plain, first, second = (call(k) for k in (None, *jax.random.split(jax.random.key(0))))
   for i in range(1, 4):
     np.testing.assert_allclose(plain[i], plain[0], atol=1e-4)
@@ -267,3 +273,14 @@ def test_dropout_is_independent_by_head_and_by_call(small, inputs, layout):
   none = dataclasses.replace(cfg, dropout=0.0)
   out = wm.q_all(none, same, small, *inputs, dropout_key=jax.random.key(0))
   np.testing.assert_allclose(out, plain, atol=1e-4)
+
+
+def test_drawn_pairs_are_distinct_and_uniform():
+  pairs = np.asarray(wm.draw_pairs(jax.random.key(0), 4, 20_000))
+  counts = np.zeros((4, 4))
+  np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
+  assert (np.diag(counts) == 0).all()
+  off = counts[~np.eye(4, dtype=bool)]
+  assert np.abs(off - 20_000 / 12).max() < 5 * np.sqrt(20_000 / 12)
+  two = np.asarray(wm.draw_pairs(jax.random.key(1), 2, 50))
+  assert (two.sum(-1) == 1).all()
