@@ -4,6 +4,8 @@ A task says how episodes begin, what is observed and what is rewarded; it is a s
 class per domain with a few settings. `TaskEnv` steps it.
 """
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -57,6 +59,17 @@ class Task:
     raise NotImplementedError
 
 
+def _full_precision(method: Callable) -> Callable:
+  """Traces a method with full-precision matrix products, whatever the caller set."""
+
+  @functools.wraps(method)
+  def wrapped(*args, **kwargs):
+    with jax.default_matmul_precision("highest"):
+      return method(*args, **kwargs)
+
+  return wrapped
+
+
 class TaskEnv:
   """The environment of a task: pure, for one environment, never self-resetting."""
 
@@ -91,6 +104,7 @@ class TaskEnv:
       control_timestep=task.physics.control_timestep,
     )
 
+  @_full_precision
   def reset(self, key: jax.Array) -> EnvState:
     """Draws an initial state from the task's distribution."""
     start = self.task.initialize(key)
@@ -99,6 +113,7 @@ class TaskEnv:
     )
     return self.state_from_physics(physics, start.params)
 
+  @_full_precision
   def state_from_physics(
     self, physics: PhysicsState, params: dict[str, jax.Array]
   ) -> EnvState:
@@ -121,6 +136,7 @@ class TaskEnv:
       contact_overflow=jnp.int32(0),
     )
 
+  @_full_precision
   def step(self, state: EnvState, action: jax.Array) -> EnvState:
     """Applies one action f32[A] for `spec.action_repeat` control steps."""
     ctrl = self.control(action)

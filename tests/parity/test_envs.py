@@ -20,9 +20,10 @@ from envs_mjx.base import PhysicsState
 
 from . import golden
 
-# Readings and states of one batched call are padded to a multiple of this, so that
-# recordings of different length share a compilation.
-_PAD = 64
+# States are handed to compiled functions in chunks of this many, so that recordings of
+# any length share a compilation.
+_CHUNK = 64
+_RESET_CHUNK = 512
 _EPS = float(np.finfo(np.float32).eps)
 
 # One agent step: bounds on qpos (absolute) and on qvel, observation (relative to
@@ -121,6 +122,10 @@ def _initial(physics):
   return jax.jit(jax.vmap(physics.initial))
 
 
+def _initial_states(physics, qpos, qvel, act):
+  return _in_chunks(_initial(physics), qpos, qvel, act, chunk=_RESET_CHUNK)
+
+
 @functools.cache
 def _observe_and_reward(name):
   task = _environment(name).task
@@ -132,16 +137,20 @@ def _observe_and_reward(name):
   return jax.jit(jax.vmap(one))
 
 
-def _padded(function, *args):
-  """Calls a batched function with its arguments repeated up to a multiple of _PAD."""
+def _in_chunks(function, *args, chunk=_CHUNK):
+  """Calls a batched function on equal chunks; the last is filled by repetition."""
   count = jax.tree.leaves(args)[0].shape[0]
-  index = np.arange(-(-count // _PAD) * _PAD) % count
-  out = function(*jax.tree.map(lambda x: np.asarray(x)[index], args))
-  return jax.tree.map(lambda x: np.asarray(x)[:count], out)
+  index = np.arange(-(-count // chunk) * chunk) % count
+  parts = [
+    function(*jax.tree.map(lambda x: np.asarray(x)[part], args))
+    for part in index.reshape(-1, chunk)
+  ]
+  return jax.tree.map(lambda *x: np.concatenate(x)[:count], *parts)
 
 
 def _evaluate(recording, state, ctrl, params):
-  return _padded(_observe_and_reward(recording.name), state, np.float32(ctrl), params)
+  one = _observe_and_reward(recording.name)
+  return _in_chunks(one, state, np.float32(ctrl), params)
 
 
 def _assert_within(what, got, expected, bound):
@@ -233,8 +242,8 @@ def test_one_agent_step(recording):
   """Both control steps from every recorded start, with the recorded action."""
   ctrl, params = np.float32(recording["step/ctrl"]), recording.params("step")
   control_step = _control_step(recording.physics)
-  middle, overflow_mid = _padded(control_step, recording.states("step", "0"), ctrl)
-  end, overflow_end = _padded(control_step, middle, ctrl)
+  middle, overflow_mid = _in_chunks(control_step, recording.states("step", "0"), ctrl)
+  end, overflow_end = _in_chunks(control_step, middle, ctrl)
   _, reward_mid = _evaluate(recording, middle, ctrl, params)
   obs, reward_end = _evaluate(recording, end, ctrl, params)
 
@@ -274,7 +283,7 @@ def test_readings_at_a_reset(recording):
   if not physics.acceleration_sensors:
     pytest.skip("the task reads no sensor of the acceleration stage")
   state = recording.states("reset")
-  got = _padded(_initial(physics), state.qpos, state.qvel, state.act)
+  got = _initial_states(physics, state.qpos, state.qvel, state.act)
   stale = physics.is_acceleration
   expected = recording["reset/sensordata"][:, stale]
   bound = 1e-3 * (1 + np.abs(expected))
@@ -294,12 +303,15 @@ def test_reset_distribution(recording):
   settles = recording.meta["domain"] == "cheetah"
   count = _RESETS_WITH_SETTLING if settles else _RESETS
   keys = jax.random.split(jax.random.key(3), count)
-  env = jax.jit(jax.vmap(recording.env.reset))(keys)
-  samples = {"obs": env.obs, "qpos": env.physics.qpos, "qvel": env.physics.qvel}
+  start = jax.jit(jax.vmap(recording.env.task.initialize))(keys)
+  state = _initial_states(recording.physics, *start[:3])
+  ctrl = np.zeros((count, recording.physics.model.nu))
+  obs, _ = _evaluate(recording, state, ctrl, start.params)
+  samples = {"obs": obs, "qpos": state.qpos, "qvel": state.qvel}
   if recording.physics.model.na:
-    samples["act"] = env.physics.act
-  samples |= {f"param/{k}": v for k, v in env.task.items()}
-  assert set(env.task) == set(recording.params("reset"))
+    samples["act"] = state.act
+  samples |= {f"param/{k}": v for k, v in start.params.items()}
+  assert set(start.params) == set(recording.params("reset"))
   for name, sample in samples.items():
     expected = {
       k: recording[f"resetstat/{name}_{k}"]
