@@ -178,7 +178,7 @@ def test_a_finished_run_resumes_to_nothing_and_can_be_prolonged(straight, tmp_pa
 
 
 def test_diverged_losses_end_the_run_without_saving(tmp_path, capsys):
-  config = settings(lr=float("inf"))
+  config = settings(lr=1e20)
   code = runner.run(config, tmp_path, resume=False)
   assert code == 1
   error = capsys.readouterr().err
