@@ -37,11 +37,33 @@ def simnorm(x: jax.Array, dim: int) -> jax.Array:
   return jax.nn.softmax(groups, axis=-1).reshape(x.shape)
 
 
-def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
-  """LayerNorm over the last axis: biased two-pass variance, eps 1e-5 (spec 1.1)."""
-  centred = x - jnp.mean(x, axis=-1, keepdims=True)
-  variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-  return centred * jax.lax.rsqrt(variance + LN_EPS) * scale + bias
+def layer_norm(
+    x: jax.Array, scale: jax.Array, bias: jax.Array, centred: bool = False
+) -> jax.Array:
+  """LayerNorm over the last axis: biased two-pass variance, eps 1e-5 (spec 1.1).
+
+  `centred` says that the mean of x over the last axis is known to be zero.
+  """
+  if not centred:
+    x = x - jnp.mean(x, axis=-1, keepdims=True)
+  variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+  return x * jax.lax.rsqrt(variance + LN_EPS) * scale + bias
+
+
+def centre(layer: Layer) -> Layer:
+  """The same normalised layer with parameters that make its mean zero.
+
+  The mean over the units is linear in the input: without the means of kernel and
+  bias over the units, LayerNorm has none to take away. Not for a layer with
+  dropout, which comes between the two.
+  """
+  kernel, bias = layer["kernel"], layer["bias"]
+  return {
+      **layer,
+      "kernel": kernel - jnp.mean(kernel, axis=-1, keepdims=True),
+      "bias": bias - jnp.mean(bias, axis=-1, keepdims=True),
+      "centred": None,  # No array: a mark that `normed` looks for.
+  }
 
 
 def dropout_mask(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
@@ -84,6 +106,14 @@ def linear(layer: Layer, x: jax.Array | tuple[jax.Array, ...]) -> jax.Array:
   return out
 
 
+def normed(
+    layer: Layer, h: jax.Array, act: str = "mish", simnorm_dim: int = 8
+) -> jax.Array:
+  """LayerNorm and activation, "mish" or "simnorm", of a linear part [..., out]."""
+  h = layer_norm(h, layer["ln_scale"], layer["ln_bias"], "centred" in layer)
+  return mish(h) if act == "mish" else simnorm(h, simnorm_dim)
+
+
 def normed_linear(
     layer: Layer,
     x: jax.Array,
@@ -106,8 +136,7 @@ def normed_linear(
   h = linear(layer, x)
   if dropout is not None:
     h = apply_dropout(h, dropout)
-  h = layer_norm(h, layer["ln_scale"], layer["ln_bias"])
-  return mish(h) if act == "mish" else simnorm(h, simnorm_dim)
+  return normed(layer, h, act, simnorm_dim)
 
 
 def mlp(

@@ -20,14 +20,15 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mjx_tdmpc2 import networks, world_model
+from mjx_tdmpc2 import plan_model, world_model
 from mjx_tdmpc2.config import AgentConfig
+from mjx_tdmpc2.plan_model import PlanModel
 from mjx_tdmpc2.world_model import Params
 
 
@@ -63,24 +64,6 @@ class PlanInfo(NamedTuple):
   iter_values: jax.Array
   iter_actions_last: jax.Array
   elite: jax.Array
-
-
-class _Model(NamedTuple):
-  """The world model as the planner reads it, arranged once for all decisions.
-
-  params: world-model parameters.
-  heads: online Q heads, a tuple or stacked.
-  kernel: f32[L+A, 2M] first layers of dynamics and reward side by side, without
-    the rows of the task embedding.
-  task_kernel: f32[task_dim, 2M] those rows.
-  bias: f32[2M].
-  """
-
-  params: Params
-  heads: Any
-  kernel: jax.Array
-  task_kernel: jax.Array
-  bias: jax.Array
 
 
 class _Rollout(NamedTuple):
@@ -196,7 +179,11 @@ def plan(
   """
   num_envs = obs.shape[0]
   chunk = min(cfg.plan_chunk or num_envs, num_envs)
-  model = _arrange(cfg, world_model.renorm_task_emb(params, task), chunk)
+  model = plan_model.arrange(
+      cfg,
+      world_model.renorm_task_emb(params, task),
+      stack_heads=chunk > 1 or cfg.q_layout == "stacked",
+  )
 
   def plan_env(env):
     index, obs, mean, t0, task = env
@@ -237,33 +224,17 @@ def plan_core(
   Returns:
     The action f32[A], the mean f32[H, A] for the next decision, a `PlanInfo`.
   """
-  model = _arrange(cfg, world_model.renorm_task_emb(params, task), chunk=1)
+  model = plan_model.arrange(
+      cfg,
+      world_model.renorm_task_emb(params, task),
+      stack_heads=cfg.q_layout == "stacked",
+  )
   return _plan_one(cfg, model, obs, prev_mean, t0, draws, eval_mode, task)
-
-
-def _arrange(cfg: AgentConfig, params: Params, chunk: int) -> _Model:
-  """Lays out the parameters for chunks of the given size."""
-  # Heads drawn for one environment are a branch; for several, a gather.
-  stack = chunk > 1 or cfg.q_layout == "stacked"
-  kernel, bias = (
-      jnp.concatenate(
-          [params[net][0][name] for net in ("dynamics", "reward")], axis=-1
-      )
-      for name in ("kernel", "bias")
-  )
-  z_rows, task_rows = cfg.latent_dim, cfg.latent_dim + cfg.task_dim
-  return _Model(
-      params=params,
-      heads=world_model.stack_heads(params["q"]) if stack else params["q"],
-      kernel=jnp.concatenate([kernel[:z_rows], kernel[task_rows:]]),
-      task_kernel=kernel[z_rows:task_rows],
-      bias=bias,
-  )
 
 
 def _plan_one(
     cfg: AgentConfig,
-    model: _Model,
+    model: PlanModel,
     obs: jax.Array,
     prev_mean: jax.Array,
     t0: jax.Array,
@@ -272,18 +243,13 @@ def _plan_one(
     task: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, PlanInfo]:
   """`plan_core` with arranged parameters."""
-  params = model.params
-  if task is not None:
-    # The embedding is the same in every row and step: a part of the bias.
-    model = model._replace(
-        bias=model.bias + params["task_emb"][task] @ model.task_kernel
-    )
+  model = plan_model.for_task(model, task)
   mask = world_model.action_mask(cfg, task)
   mask = jnp.ones(cfg.action_size) if mask is None else mask
-  z = world_model.encode(cfg, params, obs[None], task)
+  z = plan_model.encode(cfg, model, obs[None], task)
 
   def prior_action(t, z):
-    return world_model.pi(cfg, params, z, draws.pi_eps[t], task).action
+    return world_model.pi(cfg, model.params, z, draws.pi_eps[t], task).action
 
   prior = _rollout(cfg, model, z, prior_action, task)
 
@@ -331,7 +297,7 @@ def _per_iteration(cfg: AgentConfig, draws: PlanDraws):
 
 def _rollout(
     cfg: AgentConfig,
-    model: _Model,
+    model: PlanModel,
     z: jax.Array,
     action_at: Callable[[int, jax.Array], jax.Array],
     task: jax.Array | None,
@@ -346,13 +312,7 @@ def _rollout(
   for t in range(cfg.horizon):
     action = action_at(t, z)
     actions.append(action)
-    if t == 0:
-      # One latent for all: its product is computed for one row.
-      z_rows = cfg.latent_dim
-      hidden = z @ model.kernel[:z_rows] + action @ model.kernel[z_rows:]
-    else:
-      hidden = jnp.concatenate([z, action], axis=-1) @ model.kernel
-    reward, next_z = _step(cfg, model, hidden + model.bias)
+    reward, next_z = plan_model.step(cfg, model, z, action)
     if cfg.uncertainty_coef:
       reward -= _uncertainty(cfg, model, z, action, task)
     value += discounts[t] * alive * reward
@@ -368,21 +328,6 @@ def _rollout(
   )
 
 
-def _step(
-    cfg: AgentConfig, model: _Model, hidden: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Rewards [n] and next latents [n, L] from the joint first layer [n, 2M]."""
-  dynamics, reward = model.params["dynamics"], model.params["reward"]
-  hidden_dynamics, hidden_reward = (
-      networks.mish(networks.layer_norm(h, layers[0]["ln_scale"], layers[0]["ln_bias"]))
-      for h, layers in zip(jnp.split(hidden, 2, axis=-1), (dynamics, reward))
-  )
-  next_z = networks.mlp(
-      dynamics[1:], hidden_dynamics, "simnorm", simnorm_dim=cfg.simnorm_dim
-  )
-  return world_model.decode(cfg, networks.mlp(reward[1:], hidden_reward)), next_z
-
-
 def _join(prior: _Rollout, sampled: _Rollout) -> _Rollout:
   """All N candidates, policy trajectories first: in a tie, the first one wins."""
   return _Rollout(
@@ -395,7 +340,7 @@ def _join(prior: _Rollout, sampled: _Rollout) -> _Rollout:
 
 def _value(
     cfg: AgentConfig,
-    model: _Model,
+    model: PlanModel,
     candidates: _Rollout,
     pi_eps: jax.Array,
     q_pair: jax.Array,
@@ -406,7 +351,7 @@ def _value(
   params, z = model.params, candidates.z
   action = world_model.pi(cfg, params, z, pi_eps, task).action
   terminal = world_model.q_pair(
-      cfg, model.heads, params, z, action, q_pair, "avg", task, dropout
+      cfg, params["q"], params, z, action, q_pair, "avg", task, dropout
   )
   if cfg.uncertainty_coef:
     terminal -= _uncertainty(cfg, model, z, action, task)
@@ -416,7 +361,7 @@ def _value(
 
 def _uncertainty(
     cfg: AgentConfig,
-    model: _Model,
+    model: PlanModel,
     z: jax.Array,
     action: jax.Array,
     task: jax.Array | None,
@@ -426,7 +371,7 @@ def _uncertainty(
   The std is unbiased, which the paper leaves open, and the heads have no dropout.
   """
   z = jnp.broadcast_to(z, (action.shape[0], z.shape[-1]))
-  logits = world_model.q_all(cfg, model.heads, model.params, z, action, task)
+  logits = world_model.q_all(cfg, model.params["q"], model.params, z, action, task)
   q = world_model.decode(cfg, logits)
   return cfg.uncertainty_coef * jnp.mean(q, axis=0) * jnp.std(q, axis=0, ddof=1)
 
