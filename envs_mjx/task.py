@@ -17,7 +17,7 @@ from envs_mjx.physics import Physics, View
 
 
 class Start(NamedTuple):
-  """Where an episode begins; None stands for zeros.
+  """Where an episode begins; None stands for zeros, or nothing.
 
   qpos: f32[nq]; qvel: f32[nv]; act: f32[na]; qacc_warmstart: f32[nv].
   params: what else the reset drew. dm_control writes such things into the model; here
@@ -28,7 +28,7 @@ class Start(NamedTuple):
   qvel: jax.Array | None = None
   act: jax.Array | None = None
   qacc_warmstart: jax.Array | None = None
-  params: dict[str, jax.Array] = {}
+  params: dict[str, jax.Array] | None = None
 
 
 class Task:
@@ -111,7 +111,7 @@ class TaskEnv:
     physics = self.task.physics.initial(
       start.qpos, start.qvel, start.act, start.qacc_warmstart
     )
-    return self.state_from_physics(physics, start.params)
+    return self.state_from_physics(physics, start.params or {})
 
   @_full_precision
   def state_from_physics(

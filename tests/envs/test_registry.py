@@ -89,7 +89,7 @@ def _pendulum(angle, speed, torque):
 
 
 def test_step_repeats_the_action_and_sums_rewards(effort_env):
-  env, reset, step = effort_env
+  _, reset, step = effort_env
   state = reset(jax.random.key(1))
   angle, speed = float(state.physics.qpos[0]), 0.0
   for action in (0.7, -0.2):

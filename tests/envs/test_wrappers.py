@@ -149,7 +149,7 @@ def test_chunk_size_changes_no_result(stagger):
   for t in range(2 * LENGTH):
     end = [i for i in range(7) if (3 * i + t) % 5 == 0]
     outs = [run.step(end=end, poison=[t % 7]) for run in runs]
-    for run, out in zip(runs[1:], outs[1:]):
+    for run, out in zip(runs[1:], outs[1:], strict=True):
       np.testing.assert_array_equal(run.obs, runs[0].obs)
       np.testing.assert_array_equal(out.last_obs, outs[0].last_obs)
 

@@ -141,10 +141,11 @@ def _in_chunks(function, *args, chunk=_CHUNK):
   """Calls a batched function on equal chunks; the last is filled by repetition."""
   count = jax.tree.leaves(args)[0].shape[0]
   index = np.arange(-(-count // chunk) * chunk) % count
-  parts = [
-    function(*jax.tree.map(lambda x: np.asarray(x)[part], args))
-    for part in index.reshape(-1, chunk)
-  ]
+
+  def call(part):
+    return function(*jax.tree.map(lambda x: np.asarray(x)[part], args))
+
+  parts = [call(part) for part in index.reshape(-1, chunk)]
   return jax.tree.map(lambda *x: np.concatenate(x)[:count], *parts)
 
 
@@ -305,13 +306,13 @@ def test_reset_distribution(recording):
   keys = jax.random.split(jax.random.key(3), count)
   start = jax.jit(jax.vmap(recording.env.task.initialize))(keys)
   state = _initial_states(recording.physics, *start[:3])
-  ctrl = np.zeros((count, recording.physics.model.nu))
-  obs, _ = _evaluate(recording, state, ctrl, start.params)
+  ctrl, params = np.zeros((count, recording.physics.model.nu)), start.params or {}
+  obs, _ = _evaluate(recording, state, ctrl, params)
   samples = {"obs": obs, "qpos": state.qpos, "qvel": state.qvel}
   if recording.physics.model.na:
     samples["act"] = state.act
-  samples |= {f"param/{k}": v for k, v in start.params.items()}
-  assert set(start.params) == set(recording.params("reset"))
+  samples |= {f"param/{k}": v for k, v in params.items()}
+  assert set(params) == set(recording.params("reset"))
   for name, sample in samples.items():
     expected = {
       k: recording[f"resetstat/{name}_{k}"]
