@@ -5,7 +5,6 @@ An MLP is a tuple of layers. A layer is a dict with `kernel` [in, out] and `bias
 """
 
 import itertools
-
 import math
 
 import jax
