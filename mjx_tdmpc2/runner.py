@@ -64,6 +64,9 @@ class Run:
     self.checkpoints = Checkpoints(run_dir, keep=2)
     self.progress = Progress()
     self.pace = {name: Pace() for name in ("seed", "burst", "train", "eval")}
+    self.state: TrainState | None = None
+    self.vector_steps = 0
+    self.updates = 0
     self.saved_at = (-1, -1)
 
   # Start.
@@ -77,12 +80,8 @@ class Run:
     if self.resume:
       self.state, host, _ = self.checkpoints.restore(abstract)
       self.host = HostState(**host)
-    else:
-      with report.timed("initial state", say):
-        self.state = jax.block_until_ready(self.trainer.init(self.key))
-    self.vector_steps = int(self.state.vector_steps)
-    self.updates = int(self.state.learner.updates)
-    if self.resume:
+      self.vector_steps = int(self.state.vector_steps)
+      self.updates = int(self.state.learner.updates)
       self.saved_at = (self.vector_steps, self.updates)
     n = self.resolved.num_envs
     self.log = RunLog(
@@ -106,7 +105,7 @@ class Run:
     flag = jax.ShapeDtypeStruct((), jnp.bool_)
     eval_state = jax.eval_shape(self.evaluator.init, self.key, i32)
     programs = {
-      "burst of updates": (self.trainer.burst, (abstract, i32)),
+      # The longest first.
       "vector step and updates": (
         self.trainer.train_chunk,
         (abstract, i32, flag, i32),
@@ -115,10 +114,13 @@ class Run:
         self.evaluator.run,
         (abstract.learner.params, eval_state, i32),
       ),
+      "burst of updates": (self.trainer.burst, (abstract, i32)),
       "evaluation's first states": (self.evaluator.init, (self.key, i32)),
     }
     if self.updates >= self.resolved.burst_updates:
       del programs["burst of updates"]
+    if self.state is None:
+      programs["initial state"] = (self.trainer.init, (self.key,))
 
     def compiled(name, lowered):
       with report.timed(f"compiling {name}", say):
@@ -132,10 +134,13 @@ class Run:
       if stop.name is not None:
         say("stopping when the compilations under way have ended")
         return
-    self._burst = jobs["burst of updates"].result() if len(jobs) == 4 else None
-    self._train_chunk = jobs["vector step and updates"].result()
-    self._eval_run = jobs["evaluation"].result()
-    self._eval_init = jobs["evaluation's first states"].result()
+    done = {name: job.result() for name, job in jobs.items()}
+    self._burst = done.get("burst of updates")
+    self._train_chunk = done["vector step and updates"]
+    self._eval_run = done["evaluation"]
+    self._eval_init = done["evaluation's first states"]
+    if self.state is None:
+      self.state = jax.block_until_ready(done["initial state"](self.key))
 
   # The loop.
 
@@ -315,7 +320,7 @@ class Run:
 
   def finish(self) -> None:
     """Saves what is new and waits for it."""
-    if self.saved_at != (self.vector_steps, self.updates):
+    if self.state is not None and self.saved_at != (self.vector_steps, self.updates):
       self._save()
     self.checkpoints.wait()
 
@@ -361,7 +366,9 @@ def run(config: Config, run_dir: pathlib.Path, resume: bool) -> int:
     )
   else:
     print(
-      f"Stopped by {stop.name} and saved. Go on with: "
+      f"Stopped by {stop.name}"
+      f"{' and saved' if job.state is not None else ' before the first step'}. "
+      "Go on with: "
       f"python train.py --resume {run_dir}"
     )
   return 0

@@ -77,6 +77,8 @@ def compile_once(job, *args):
   """Compiles for the first run of a kind and lets later ones use its programs."""
   if job.resolved.agent in compiled:
     vars(job).update(compiled[job.resolved.agent])
+    if job.state is None:
+      job.state = job.trainer.init(job.key)
     return
   compile_programs(job, *args)
   compiled[job.resolved.agent] = {name: getattr(job, name) for name in PROGRAMS}
