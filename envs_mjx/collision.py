@@ -179,7 +179,7 @@ def capsule_capsule(pos1, mat1, size1, pos2, mat2, size2):
 
 
 def _collider(contact_fn: Callable, ncon: int, pass_plane_size: bool) -> Callable:
-  """Wraps a function of two geoms as MJX's driver calls it: over all pairs of a kind."""
+  """Wraps a function of two geoms as MJX's driver calls it, over pairs of a kind."""
 
   def collide(m, d, key, geom):
     del key
