@@ -115,7 +115,9 @@ def step(
   dynamics, reward = model.params["dynamics"], model.params["reward"]
   hidden, hidden_reward = (
       networks.normed(layers[0], part)
-      for layers, part in zip((dynamics, reward), jnp.split(joint, 2, axis=-1))
+      for layers, part in zip(
+          (dynamics, reward), jnp.split(joint, 2, axis=-1), strict=True
+      )
   )
   logits = networks.mlp(reward[1:], hidden_reward)
   hidden = networks.normed_linear(dynamics[1], hidden)

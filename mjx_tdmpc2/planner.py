@@ -9,13 +9,11 @@ executes the first action of one elite.
 deterministic rest, both for one environment. `plan` runs them for many, a chunk of
 `cfg.plan_chunk` environments at a time, so that the chunk bounds the memory.
 
-The work that does not change the result is left out: only the two drawn Q heads are
-evaluated; all candidates start in one latent, whose share of the first layer is
-computed once; the trajectories of the policy prior are rolled out once a decision.
+Work that does not change the result is left out: only the two drawn Q heads are
+evaluated, the trajectories of the policy prior are rolled out once a decision, and
+`plan_model` evaluates the world model with less work for each candidate.
 """
 
-import itertools
-import math
 import functools
 import itertools
 import math
@@ -179,11 +177,9 @@ def plan(
   """
   num_envs = obs.shape[0]
   chunk = min(cfg.plan_chunk or num_envs, num_envs)
-  model = plan_model.arrange(
-      cfg,
-      world_model.renorm_task_emb(params, task),
-      stack_heads=chunk > 1 or cfg.q_layout == "stacked",
-  )
+  stack_heads = chunk > 1 or cfg.q_layout == "stacked"
+  params = world_model.renorm_task_emb(params, task)
+  model = plan_model.arrange(cfg, params, stack_heads)
 
   def plan_env(env):
     index, obs, mean, t0, task = env
@@ -224,11 +220,8 @@ def plan_core(
   Returns:
     The action f32[A], the mean f32[H, A] for the next decision, a `PlanInfo`.
   """
-  model = plan_model.arrange(
-      cfg,
-      world_model.renorm_task_emb(params, task),
-      stack_heads=cfg.q_layout == "stacked",
-  )
+  params = world_model.renorm_task_emb(params, task)
+  model = plan_model.arrange(cfg, params, stack_heads=cfg.q_layout == "stacked")
   return _plan_one(cfg, model, obs, prev_mean, t0, draws, eval_mode, task)
 
 
@@ -265,19 +258,18 @@ def _plan_one(
     gaussian = _refit(cfg, elites, score, mask)
     return (gaussian, elites, score, candidates.actions), values
 
-  shape = (cfg.horizon, cfg.action_size)
-  start = _Gaussian(
-      mean=jnp.where(t0, 0.0, jnp.zeros(shape).at[:-1].set(prev_mean[1:])),
-      std=jnp.full(shape, cfg.max_std),
-  )
+  shifted = jnp.zeros_like(prev_mean).at[:-1].set(prev_mean[1:])
   carry = (
-      start,
+      _Gaussian(jnp.where(t0, 0.0, shifted), jnp.full_like(shifted, cfg.max_std)),
       jnp.zeros((cfg.horizon, cfg.num_elites, cfg.action_size)),
       jnp.zeros(cfg.num_elites),
       jnp.zeros((cfg.horizon, cfg.num_samples, cfg.action_size)),
   )
+  dropout = draws.dropout
+  if dropout is not None:
+    dropout = jax.random.split(dropout, cfg.iterations)
   (gaussian, elites, score, actions), values = lax.scan(
-      iterate, carry, _per_iteration(cfg, draws)
+      iterate, carry, (draws.noise, draws.terminal_pi_eps, draws.q_pair, dropout)
   )
   elite = _draw_elite(score, draws.u)
   action = elites[0, elite]
@@ -285,14 +277,6 @@ def _plan_one(
     action += gaussian.std[0] * draws.action_noise
   info = PlanInfo(iter_values=values, iter_actions_last=actions, elite=elite)
   return jnp.clip(action, -1.0, 1.0), gaussian.mean, info
-
-
-def _per_iteration(cfg: AgentConfig, draws: PlanDraws):
-  """The draws that each iteration consumes, with a leading axis I."""
-  dropout = draws.dropout
-  if dropout is not None:
-    dropout = jax.random.split(dropout, cfg.iterations)
-  return draws.noise, draws.terminal_pi_eps, draws.q_pair, dropout
 
 
 def _rollout(

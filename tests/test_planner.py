@@ -71,7 +71,10 @@ def _plan(cfg, eval_mode=False):
 def _inputs(cfg):
   """(obs, prev_mean, draws) of one environment, without exploration noise."""
   rng = np.random.default_rng(0)
-  normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+  def normal(*shape):
+    return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
   num_pi, iterations, horizon = cfg.num_pi_trajs, cfg.iterations, cfg.horizon
   draws = planner.PlanDraws(
       pi_eps=normal(horizon, num_pi, cfg.action_size),
@@ -371,7 +374,7 @@ def test_chunks_and_loops_agree(variant, chunks):
     one = None if task is None else task[i]
     out = _core(cfg)(params, obs[i], mean[i], t0[i], draws, one)
     expected.append(out[:2])
-  actions, means = (np.stack(x) for x in zip(*expected))
+  actions, means = (np.stack(x) for x in zip(*expected, strict=True))
   for chunk in chunks:
     run = _plan(dataclasses.replace(cfg, plan_chunk=chunk))
     action, new_mean = run(params, mean, obs, t0, key, task)

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 LAYERS = (
   ("settings", "types", "validation", "config", "config_file"),
   ("math", "networks", "world_model"),
-  ("planner", "losses", "update"),
+  ("plan_model", "planner", "losses", "update"),
   ("replay",),
   ("training", "evaluation"),
   ("schedule", "checkpoint", "sinks", "report", "plot", "probe"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -238,7 +239,10 @@ def _last_comparable(cfg, got, expected, tolerance):
 
 def _same_draw(cfg, got, expected, u):
   """Whether rounding of the last values cannot change which elite u draws."""
-  top = lambda v: np.argsort(-v, kind="stable")[: cfg.num_elites]
+
+  def top(values):
+    return np.argsort(-values, kind="stable")[: cfg.num_elites]
+
   if not np.array_equal(top(got), top(expected)):
     return False  # Two elites tie within rounding and have changed places.
   value = np.float64(expected[top(expected)])
@@ -280,7 +284,8 @@ def test_plan_batched(plan_file):
   recording = golden.load(plan_file)
   decisions = _decide_all(plan_file)
   for i in range(recording.count("plan")):
-    _assert_plan(recording, i, *jax.tree.map(lambda leaf: leaf[i], decisions))
+    decision = jax.tree.map(operator.itemgetter(i), decisions)
+    _assert_plan(recording, i, *decision)
 
 
 def test_embeddings_after_plans(multitask_file):
