@@ -113,7 +113,7 @@ DEFAULT_TOTAL_STEPS = 2_000_000
 LONG_TOTAL_STEPS = 7_000_000
 LONG_DOMAINS = ("dog", "humanoid")
 # One plan's largest activations should stay in a CPU core's cache.
-_CPU_PLAN_BYTES = 2 * 2**20
+_CPU_PLAN_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
