@@ -191,7 +191,7 @@ def _collider(contact_fn: Callable, ncon: int, pass_plane_size: bool) -> Callabl
     contacts = jax.vmap(contact_fn)(*args)
     if ncon == 1:
       return contacts
-    return jax.tree.map(lambda x: x.reshape((-1,) + x.shape[2:]), contacts)
+    return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), contacts)
 
   collide.ncon = ncon
   return collide
