@@ -64,7 +64,7 @@ def estimate(config: Resolved, say: Callable[[str], None]) -> str:
   if hours > _LONG_RUN_HOURS:
     text += (
       " This machine has no accelerator in use; configs/quickstart.yaml is the "
-      "preset that learns on a CPU within minutes. Going on as asked."
+      "preset whose sizes suit a CPU. Going on as asked."
     )
   return text
 
