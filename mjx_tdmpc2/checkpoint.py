@@ -411,13 +411,14 @@ def _stored_form(entry: dict) -> tuple[tuple[int, ...], Any]:
 def _place(array: np.ndarray, target: Any, key_impl: str | None) -> jax.Array:
   """Puts an array where `target` lies, as a buffer of JAX's own.
 
-  An array that shares numpy's memory could not be donated.
+  On a CPU `device_put` takes numpy's memory over whenever it is aligned,
+  `may_alias=False` or not, and such an array cannot be donated: hence the copy.
   """
   sharding = getattr(target, "sharding", None)
   if isinstance(target, jax.Array) and not target.committed:
     sharding = None
   if key_impl is None:
-    return jax.device_put(array, sharding, may_alias=False)
+    return jax.device_put(array, sharding).copy()
   keys = jax.random.wrap_key_data(jax.numpy.array(array), impl=key_impl)
   return keys if sharding is None else jax.device_put(keys, sharding)
 

@@ -120,16 +120,19 @@ def test_donating_the_state_right_after_save_does_not_change_what_is_saved(tmp_p
   assert int(restored["n"]) == 1
 
 
-def test_a_restored_state_can_be_donated(tmp_path):
-  state = {"replay": jnp.arange(3_000_000, dtype=jnp.float32)}
-  checkpoints = Checkpoints(tmp_path)
-  checkpoints.save(1, state, state, {})
-  checkpoints.close()
-  restored, _, _ = Checkpoints(tmp_path).restore(state)
-  pointer = restored["replay"].unsafe_buffer_pointer()
-  after = jax.jit(lambda s: {"replay": s["replay"] + 1}, donate_argnums=0)(restored)
-  assert after["replay"].unsafe_buffer_pointer() == pointer
-  np.testing.assert_array_equal(after["replay"], state["replay"] + 1)
+@pytest.mark.parametrize("offset", [0, 4])
+def test_a_restored_array_can_be_donated(offset):
+  # JAX on a CPU shares the memory of a numpy array that lies at a multiple of 64.
+  memory = np.zeros(3_000_000 + 32, np.float32)
+  start = (-memory.ctypes.data % 64 + offset) // 4
+  stored = memory[start : start + 3_000_000]
+  assert stored.ctypes.data % 64 == offset
+  restored = checkpoint._place(stored, jnp.zeros(3_000_000), None)
+  pointer = restored.unsafe_buffer_pointer()
+  after = jax.jit(lambda x: x + 1, donate_argnums=0)(restored)
+  assert after.unsafe_buffer_pointer() == pointer
+  np.testing.assert_array_equal(stored, 0)
+  np.testing.assert_array_equal(after, 1)
 
 
 def test_large_arrays_are_stored_in_pieces(tmp_path, monkeypatch):
