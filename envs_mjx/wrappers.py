@@ -4,6 +4,10 @@
 and resets the environments that ended. Resets are paid only in vector steps in which
 an environment ends: the indices of those that ended are compacted and reset in chunks
 by a loop that is not batched, so that it runs no iteration where none ended.
+
+`reset` and `step` are what most callers want. They consist of `initial`, `begin` and
+`advance`, which a training loop calls itself: with `begin` first in the loop's body,
+the one compiled reset there makes the first episodes as well.
 """
 
 import math
@@ -23,6 +27,7 @@ class BatchState:
   Attributes:
     env: state of each, every leaf with a leading axis n.
     keys: [n] one PRNG key per environment; every reset consumes a new one of its own.
+    ended: bool[n] the episode is over and the next one has not begun.
     time_limit: i32[n] agent steps after which the running episode is cut off.
     episode_return: f32[n] rewards so far in the running episode.
     episode_length: i32[n] agent steps so far in the running episode.
@@ -30,13 +35,14 @@ class BatchState:
 
   env: EnvState
   keys: jax.Array
+  ended: jax.Array
   time_limit: jax.Array
   episode_return: jax.Array
   episode_length: jax.Array
 
   @property
   def obs(self) -> jax.Array:
-    """f32[n, S] what to act on next: after an end, the new episode's first."""
+    """f32[n, S] what to act on next; where `ended`, nothing to act on."""
     return self.env.obs
 
 
@@ -116,14 +122,21 @@ class BatchEnv:
     Args:
       key: consumed; each environment draws its episodes from a key of its own.
     """
+    return self.begin(self.initial(key))
+
+  def initial(self, key: jax.Array) -> BatchState:
+    """The state before any episode, in which every environment waits for `begin`.
+
+    Args:
+      key: consumed; each environment draws its episodes from a key of its own.
+    """
     n = self.num_envs
     keys = jax.random.split(key, n)
     shape = jax.eval_shape(jax.vmap(self.env.reset), keys)
-    env = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
-    env, keys = self._reset_where(jnp.ones(n, bool), env, keys)
     return BatchState(
-      env=env,
+      env=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape),
       keys=keys,
+      ended=jnp.ones(n, bool),
       time_limit=self._first_time_limit(),
       episode_return=jnp.zeros(n, jnp.float32),
       episode_length=jnp.zeros(n, jnp.int32),
@@ -140,6 +153,23 @@ class BatchEnv:
 
     Returns:
       The state to act on next, and the transition as it was before the resets.
+    """
+    state, transition = self.advance(state, action)
+    return self.begin(state), transition
+
+  def begin(self, state: BatchState) -> BatchState:
+    """Begins an episode in every environment whose last one is over."""
+    env, keys = self._reset_where(state.ended, state.env, state.keys)
+    return state.replace(env=env, keys=keys, ended=jnp.zeros_like(state.ended))
+
+  def advance(
+    self, state: BatchState, action: jax.Array
+  ) -> tuple[BatchState, Transition]:
+    """Steps every environment; those whose episode is over wait for `begin`.
+
+    Args:
+      state: of all environments, none of them waiting.
+      action: f32[n, A].
     """
     env = jax.vmap(self.env.step)(state.env, action)
     length = state.episode_length + 1
@@ -160,10 +190,10 @@ class BatchEnv:
       episode_length=length,
       contact_overflow=env.contact_overflow,
     )
-    env, keys = self._reset_where(done, env, state.keys)
     state = BatchState(
       env=env,
-      keys=keys,
+      keys=state.keys,
+      ended=done,
       time_limit=jnp.where(done, self.spec.episode_length, state.time_limit),
       episode_return=jnp.where(done, 0.0, episode_return),
       episode_length=jnp.where(done, 0, length),

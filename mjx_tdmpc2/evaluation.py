@@ -22,7 +22,8 @@ class EvalState:
   """E episodes under way.
 
   Attributes:
-    env: EnvState with leading axis E.
+    env: EnvState with leading axis E; zeros until the first piece begins.
+    reset_keys: [E] keys of the initial states.
     plan_mean: f32[E, H, A].
     t0: bool[E] no decision was made in this episode yet.
     active: bool[E] the episode has not ended.
@@ -33,6 +34,7 @@ class EvalState:
   """
 
   env: EnvState
+  reset_keys: jax.Array
   plan_mean: jax.Array
   t0: jax.Array
   active: jax.Array
@@ -77,14 +79,16 @@ class Evaluator:
     self.run = jax.jit(self._run, donate_argnums=1)
 
   def _init(self, run_key: jax.Array, index: jax.Array) -> EvalState:
-    """Initial states of evaluation `index` i32[]; the same in a resumed run."""
+    """Evaluation `index` i32[] before it begins; the same in a resumed run."""
     self.traces["init"] += 1
     agent = self.config.agent
     key = jax.random.fold_in(jax.random.fold_in(run_key, EVAL_STREAM), index)
     key_reset, key_plan = jax.random.split(key)
-    env = jax.vmap(self.env.reset)(jax.random.split(key_reset, self.episodes))
+    reset_keys = jax.random.split(key_reset, self.episodes)
+    shape = jax.eval_shape(jax.vmap(self.env.reset), reset_keys)
     return EvalState(
-      env=env,
+      env=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape),
+      reset_keys=reset_keys,
       plan_mean=jnp.zeros((self.episodes, agent.horizon, agent.action_size)),
       t0=jnp.ones(self.episodes, bool),
       active=jnp.ones(self.episodes, bool),
@@ -97,6 +101,14 @@ class Evaluator:
   def _run(self, params, state: EvalState, num_steps: jax.Array) -> EvalState:
     """Advances all episodes by `num_steps` i32[] agent steps."""
     self.traces["run"] += 1
+    # The first piece begins the episodes: a loop of one turn or none.
+    env = jax.lax.fori_loop(
+      0,
+      (state.step == 0).astype(jnp.int32),
+      lambda _, env: jax.vmap(self.env.reset)(state.reset_keys),
+      state.env,
+    )
+    state = state.replace(env=env)
     return jax.lax.fori_loop(0, num_steps, lambda _, s: self._step(params, s), state)
 
   def _step(self, params, state: EvalState) -> EvalState:

@@ -1,11 +1,12 @@
-"""Episode ring buffer on the device: init, add, draw, gather (spec 4.6-4.10).
+"""Episode ring buffer on the device: init, begin, add, draw, gather (spec 4.6-4.10).
 
 A slot holds one episode of up to T+1 rows. Row k is the observation o_k with the
 action, reward and termination flag that led to it; row 0 has zeros for those three.
 Every environment writes into a slot of its own; an episode that ends closes its
 slot, and its environment takes the next slot in ring order, whose old episode is
-forgotten at that moment. A window is H+1 consecutive rows of one episode, so it
-cannot cross an episode, a write head or a reset.
+forgotten at that moment; row 0 is written when the next episode begins. A window is
+H+1 consecutive rows of one episode, so it cannot cross an episode, a write head or a
+reset.
 
 All functions are pure and have static shapes. Inside a jitted scan whose carry is
 donated the rows are written in place; read only the newest state.
@@ -67,9 +68,8 @@ def init(
   episode_length: int,
   obs_size: int,
   action_size: int,
-  reset_obs: jax.Array,
 ) -> ReplayState:
-  """An empty buffer in which every environment's first episode has begun.
+  """An empty buffer; `begin` puts the first observations into it.
 
   Args:
     num_envs: n.
@@ -77,7 +77,6 @@ def init(
     episode_length: T, the most transitions of one episode.
     obs_size: S.
     action_size: A.
-    reset_obs: f32[n, S] first observations.
 
   Raises:
     ValueError: fewer than 2n slots.
@@ -89,9 +88,8 @@ def init(
     )
   width = obs_size + action_size + 2
   slot = jnp.arange(num_envs, dtype=jnp.int32)
-  rows = jnp.zeros((slots, episode_length + 1, width), jnp.float32)
   return ReplayState(
-    rows=rows.at[slot, 0].set(_first_rows(reset_obs, width)),
+    rows=jnp.zeros((slots, episode_length + 1, width), jnp.float32),
     length=jnp.zeros((slots,), jnp.int32).at[slot].set(1),
     published=jnp.zeros((slots,), bool),
     slot=slot,
@@ -100,10 +98,24 @@ def init(
   )
 
 
-def add(
-  state: ReplayState, transition: Transition, reset_obs: jax.Array
-) -> ReplayState:
-  """Stores one vector step and opens new episodes where one ended.
+def begin(state: ReplayState, first_obs: jax.Array, begun: jax.Array) -> ReplayState:
+  """Stores the first observations of episodes.
+
+  Args:
+    state: the buffer.
+    first_obs: f32[n, S]; read only where `begun`.
+    begun: bool[n] the environment has just begun an episode.
+  """
+  slots, _, width = state.rows.shape
+  nowhere = slots + jnp.arange(begun.size, dtype=jnp.int32)
+  rows = state.rows.at[jnp.where(begun, state.slot, nowhere), 0].set(
+    _first_rows(first_obs, width), mode="drop", unique_indices=True
+  )
+  return state.replace(rows=rows)
+
+
+def add(state: ReplayState, transition: Transition) -> ReplayState:
+  """Stores one vector step and takes a slot for the next episode where one ended.
 
   An episode that this call closes is published by the next call: in the reference
   a finished episode enters the buffer at the start of the following iteration, so
@@ -112,10 +124,8 @@ def add(
   Args:
     state: the buffer.
     transition: the vector step.
-    reset_obs: f32[n, S] first observation of the next episode; read only where
-      `done` or `bad`.
   """
-  slots, rows_per_slot, width = state.rows.shape
+  slots, rows_per_slot, _ = state.rows.shape
   num_envs = state.slot.shape[0]
   ended = transition.done | transition.bad
   published = state.published | ((state.length > 0) & ~_running(state))
@@ -134,7 +144,7 @@ def add(
   fresh_or_nowhere = jnp.where(ended, fresh, nowhere)
   write = {"mode": "drop", "unique_indices": True}
   return ReplayState(
-    rows=rows.at[fresh_or_nowhere, 0].set(_first_rows(reset_obs, width), **write),
+    rows=rows,
     length=length.at[fresh_or_nowhere].set(1, **write),
     published=published.at[fresh_or_nowhere].set(False, **write),
     slot=jnp.where(ended, fresh, state.slot),

@@ -18,7 +18,7 @@ from mjx_tdmpc2.config import Config, resolve
 from mjx_tdmpc2.evaluation import Evaluator
 from mjx_tdmpc2.schedule import Pace, StopSignal, event_due, next_event
 from mjx_tdmpc2.sinks import Progress, RunLog, write_meta
-from mjx_tdmpc2.training import Trainer, TrainState
+from mjx_tdmpc2.training import Phase, Trainer, TrainState
 
 
 @dataclasses.dataclass
@@ -102,23 +102,19 @@ class Run:
     """
     say = self.progress.message
     i32 = jax.ShapeDtypeStruct((), jnp.int32)
-    flag = jax.ShapeDtypeStruct((), jnp.bool_)
     eval_state = jax.eval_shape(self.evaluator.init, self.key, i32)
     programs = {
       # The longest first.
       "vector step and updates": (
         self.trainer.train_chunk,
-        (abstract, i32, flag, i32),
+        (abstract, i32, jax.eval_shape(Phase.seed)),
       ),
       "evaluation": (
         self.evaluator.run,
         (abstract.learner.params, eval_state, i32),
       ),
-      "burst of updates": (self.trainer.burst, (abstract, i32)),
-      "evaluation's first states": (self.evaluator.init, (self.key, i32)),
+      "start of an evaluation": (self.evaluator.init, (self.key, i32)),
     }
-    if self.updates >= self.resolved.burst_updates:
-      del programs["burst of updates"]
     if self.state is None:
       programs["initial state"] = (self.trainer.init, (self.key,))
 
@@ -135,10 +131,9 @@ class Run:
         say("stopping when the compilations under way have ended")
         return
     done = {name: job.result() for name, job in jobs.items()}
-    self._burst = done.get("burst of updates")
     self._train_chunk = done["vector step and updates"]
     self._eval_run = done["evaluation"]
-    self._eval_init = done["evaluation's first states"]
+    self._eval_init = done["start of an evaluation"]
     if self.state is None:
       self.state = jax.block_until_ready(done["initial state"](self.key))
 
@@ -167,7 +162,7 @@ class Run:
       if v > self.host.evaluated and (last or event_due(v, config.eval_freq, n)):
         self._evaluate(stop)
         continue
-      if v > self.saved_at[0] and event_due(v, config.checkpoint_freq, n):
+      if v > max(0, self.saved_at[0]) and event_due(v, config.checkpoint_freq, n):
         self._save()
       if last:
         return
@@ -183,7 +178,9 @@ class Run:
     pace = self.pace["burst"]
     count = pace.units(left)
     start = time.monotonic()
-    self.state = jax.block_until_ready(self._burst(self.state, jnp.int32(count)))
+    self.state = jax.block_until_ready(
+      self._train_chunk(self.state, jnp.int32(1), Phase.burst(count))
+    )
     seconds = time.monotonic() - start
     pace.measured(count, seconds)
     self.host.train_seconds += seconds
@@ -203,11 +200,10 @@ class Run:
     )
     steps = self.pace[phase].units(int(until) - v)
     updates = 0 if seeding else self.resolved.updates_per_step
+    kind = Phase.seed() if seeding else Phase.train(updates)
     start = time.monotonic()
     self.state = jax.block_until_ready(
-      self._train_chunk(
-        self.state, jnp.int32(steps), jnp.bool_(not seeding), jnp.int32(updates)
-      )
+      self._train_chunk(self.state, jnp.int32(steps), kind)
     )
     seconds = time.monotonic() - start
     self.pace[phase].measured(steps, seconds)

@@ -1,13 +1,14 @@
-"""The training loop's carry and its two jitted entry points.
+"""The training loop's carry and its jitted entry point.
 
-`train_chunk` repeats `train_iteration` (collect → store → learn → measure) a
-traced number of times in one compiled loop with a donated state; `burst` runs a
-traced number of updates alone (spec 4.4). Every random number is a function of
-the run's key and of two counters in the state, so neither the chunk lengths nor
-an interruption change a result.
+`train_chunk` repeats `train_iteration` (begin episodes → act → step → store → learn)
+a traced number of times in one compiled loop with a donated state. Seed phase, burst
+and training are the same program with other numbers, a `Phase`: compiling physics and
+updates is what a start costs, so each is compiled once. Every random number is a
+function of the run's key and of two counters in the state, so neither the chunk
+lengths nor an interruption change a result.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,35 @@ from mjx_tdmpc2.update import LearnerState, draw_update, init_learner, update
 
 # Streams of random numbers, folded into the run's key.
 _INIT_STREAM, _ACT_STREAM, _LEARN_STREAM, EVAL_STREAM = range(4)
+
+
+class Phase(NamedTuple):
+  """What one iteration of the training loop does; scalars, traced.
+
+  Attributes:
+    vector_steps: i32[] steps of all environments: 1, or 0 in the burst (spec 4.4).
+    planning: bool[] act by the agent, else uniformly at random (spec 4.3).
+    updates: i32[] updates of the learner after the steps.
+  """
+
+  vector_steps: jax.Array
+  planning: jax.Array
+  updates: jax.Array
+
+  @classmethod
+  def seed(cls) -> "Phase":
+    """Random actions, no updates."""
+    return cls(jnp.int32(1), jnp.bool_(False), jnp.int32(0))
+
+  @classmethod
+  def burst(cls, updates: int) -> "Phase":
+    """Updates alone."""
+    return cls(jnp.int32(0), jnp.bool_(False), jnp.int32(updates))
+
+  @classmethod
+  def train(cls, updates: int) -> "Phase":
+    """One planned vector step, then updates."""
+    return cls(jnp.int32(1), jnp.bool_(True), jnp.int32(updates))
 
 
 @struct.dataclass
@@ -83,22 +113,20 @@ class Trainer:
     self.batch_env = BatchEnv(
       env, config.num_envs, reset_batch=config.reset_batch, stagger=config.stagger
     )
-    self.traces = {"init": 0, "train_chunk": 0, "burst": 0}
+    self.traces = {"init": 0, "train_chunk": 0}
     self.init = jax.jit(self._init)
     self.train_chunk = jax.jit(self._train_chunk, donate_argnums=0)
-    self.burst = jax.jit(self._burst, donate_argnums=0)
 
   # Entry points.
 
   def _init(self, key: jax.Array) -> TrainState:
-    """First state of a run from its key."""
+    """State of a run before its first episode, from the run's key."""
     self.traces["init"] += 1
     config, agent = self.config, self.agent
     key_learner, key_env = jax.random.split(jax.random.fold_in(key, _INIT_STREAM))
-    env = self.batch_env.reset(key_env)
     return TrainState(
       learner=init_learner(agent, key_learner),
-      env=env,
+      env=self.batch_env.initial(key_env),
       plan_mean=jnp.zeros((config.num_envs, agent.horizon, agent.action_size)),
       t0=jnp.ones(config.num_envs, bool),
       replay=replay.init(
@@ -107,7 +135,6 @@ class Trainer:
         episode_length=config.episode_length,
         obs_size=agent.obs_size,
         action_size=agent.action_size,
-        reset_obs=env.obs,
       ),
       metrics=self.zero_metrics(),
       key=key,
@@ -115,42 +142,35 @@ class Trainer:
     )
 
   def _train_chunk(
-    self,
-    state: TrainState,
-    num_steps: jax.Array,
-    planning: jax.Array,
-    num_updates: jax.Array,
+    self, state: TrainState, iterations: jax.Array, phase: Phase
   ) -> TrainState:
-    """Runs `num_steps` vector steps.
-
-    Args:
-      state: donated.
-      num_steps: i32[] vector steps to run.
-      planning: bool[] act by the agent (else uniformly at random: seed phase).
-      num_updates: i32[] updates after every vector step (0 in the seed phase).
-    """
+    """Runs `iterations` i32[] iterations of a phase; `state` is donated."""
     self.traces["train_chunk"] += 1
     return jax.lax.fori_loop(
-      0,
-      num_steps,
-      lambda _, s: self.train_iteration(s, planning, num_updates),
-      state,
+      0, iterations, lambda _, s: self.train_iteration(s, phase), state
     )
-
-  def _burst(self, state: TrainState, num_updates: jax.Array) -> TrainState:
-    """Runs `num_updates` i32[] updates without acting (spec 4.4)."""
-    self.traces["burst"] += 1
-    return self.learn(state, num_updates)
 
   # Phases.
 
-  def train_iteration(
-    self, state: TrainState, planning: jax.Array, num_updates: jax.Array
-  ) -> TrainState:
-    """One vector step: n transitions, then `num_updates` updates."""
-    action, state = self.act(state, planning)
-    state = self.step_and_store(state, action)
-    return self.learn(state, num_updates)
+  def train_iteration(self, state: TrainState, phase: Phase) -> TrainState:
+    """One vector step, n transitions, unless in the burst; then the updates."""
+
+    def collect(_, state):
+      state = self.begin_episodes(state)
+      action, state = self.act(state, phase.planning)
+      return self.step_and_store(state, action)
+
+    # A loop of one step or none: unlike a `cond` it works on the buffer in place.
+    state = jax.lax.fori_loop(0, phase.vector_steps, collect, state)
+    return self.learn(state, phase.updates)
+
+  def begin_episodes(self, state: TrainState) -> TrainState:
+    """Resets the environments whose episode is over and stores where they begin."""
+    begun = state.env.ended
+    with jax.named_scope("reset"):
+      env = self.batch_env.begin(state.env)
+      buffer = replay.begin(state.replay, env.obs, begun)
+    return state.replace(env=env, replay=buffer)
 
   def act(
     self, state: TrainState, planning: jax.Array
@@ -187,7 +207,7 @@ class Trainer:
   def step_and_store(self, state: TrainState, action: jax.Array) -> TrainState:
     """Steps the environments and stores what happened."""
     with jax.named_scope("environment"):
-      env, transition = self.batch_env.step(state.env, action)
+      env, transition = self.batch_env.advance(state.env, action)
     with jax.named_scope("store"):
       buffer = replay.add(
         state.replay,
@@ -199,7 +219,6 @@ class Trainer:
           done=transition.done,
           bad=transition.bad,
         ),
-        env.obs,
       )
     good_end = transition.done & ~transition.bad
     metrics = state.metrics

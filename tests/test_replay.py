@@ -76,7 +76,8 @@ class Driver:
     self.terminations = set()
     self.oracle = Oracle(num_envs, slots)
     first = coded_obs(self.env, self.episode, self.step)
-    self.state = replay.init(num_envs, slots, T, S, A, jnp.asarray(first))
+    state = replay.init(num_envs, slots, T, S, A)
+    self.state = jitted_begin(state, jnp.asarray(first), jnp.ones(num_envs, bool))
 
   def add(self, done, bad=None):
     bad = np.zeros_like(done) if bad is None else bad
@@ -99,11 +100,14 @@ class Driver:
     self.episode = self.episode + ended
     self.step = np.where(ended, 0, step)
     reset_obs = jnp.asarray(coded_obs(self.env, self.episode, np.zeros_like(step)))
-    self.state = jitted_add(self.state, transition, reset_obs)
+    self.state = jitted_begin(
+      jitted_add(self.state, transition), reset_obs, jnp.asarray(ended)
+    )
     self.oracle.add(done, bad)
 
 
-# The old state is kept by some tests, so this one does not donate.
+# The old state is kept by some tests, so these do not donate.
+jitted_begin = jax.jit(replay.begin)
 jitted_add = jax.jit(replay.add)
 jitted_table = jax.jit(replay.window_table, static_argnums=(1, 2))
 jitted_draw = jax.jit(replay.draw_windows, static_argnums=2)
@@ -304,7 +308,7 @@ def test_draw_without_legal_windows_stays_in_range():
 
 def test_too_few_slots_and_unknown_insertion_are_refused():
   with pytest.raises(ValueError, match="at least 6"):
-    replay.init(3, 5, T, S, A, jnp.zeros((3, S)))
+    replay.init(3, 5, T, S, A)
   with pytest.raises(ValueError, match='"step" or "episode"'):
     replay.window_table(Driver().state, H, "rows")
 
@@ -342,8 +346,8 @@ def test_writing_and_reading_copy_no_buffer():
           done=done,
           bad=~done & (total < -1),
         ),
-        obs,
       )
+      state = replay.begin(state, obs, done)
       table = replay.window_table(state, H, "step")
       slot, start = replay.draw_windows(keys[2], table, (2, 16))
 
@@ -361,7 +365,7 @@ def test_writing_and_reading_copy_no_buffer():
     )
     return state, total
 
-  state = replay.init(*big, obs)
+  state = replay.init(*big)
   buffer_bytes = state.rows.nbytes
   state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
   memory = run.lower(state, jax.random.key(0)).compile().memory_analysis()

@@ -68,7 +68,7 @@ class StopAfter(StopSignal):
     return "SIGINT" if self.looks < 0 else None
 
 
-PROGRAMS = ("_burst", "_train_chunk", "_eval_init", "_eval_run")
+PROGRAMS = ("_train_chunk", "_eval_init", "_eval_run")
 compiled = {}
 compile_programs = runner.Run._compile
 

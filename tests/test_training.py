@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from mjx_tdmpc2.evaluation import Evaluator
-from mjx_tdmpc2.training import Trainer
+from mjx_tdmpc2.training import Phase, Trainer
 from tests.probes import CountingEnv, small_run
 
-SEED = (jnp.bool_(False), jnp.int32(0))
-TRAIN = (jnp.bool_(True), jnp.int32(2))
+SEED, TRAIN = Phase.seed(), Phase.train(updates=2)
+ONE = jnp.int32(1)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def trainer():
 def start(trainer, seed_steps=4):
   """A state after the seed phase."""
   state = trainer.init(jax.random.key(3))
-  return trainer.train_chunk(state, jnp.int32(seed_steps), *SEED)
+  return trainer.train_chunk(state, jnp.int32(seed_steps), SEED)
 
 
 def assert_equal(a, b, rtol=0.0):
@@ -43,10 +43,10 @@ def assert_equal(a, b, rtol=0.0):
 
 
 def test_chunk_lengths_change_nothing_and_compile_once(trainer):
-  whole = trainer.train_chunk(start(trainer), jnp.int32(10), *TRAIN)
+  whole = trainer.train_chunk(start(trainer), jnp.int32(10), TRAIN)
   parts = start(trainer)
   for steps in (1, 6, 3):
-    parts = trainer.train_chunk(parts, jnp.int32(steps), *TRAIN)
+    parts = trainer.train_chunk(parts, jnp.int32(steps), TRAIN)
   assert_equal(whole, parts)
   assert int(whole.vector_steps) == 14 and int(whole.learner.updates) == 20
   assert trainer.traces["train_chunk"] == 1
@@ -54,37 +54,42 @@ def test_chunk_lengths_change_nothing_and_compile_once(trainer):
 
 
 def test_compiled_loop_equals_a_python_loop(trainer):
-  looped = trainer.train_chunk(start(trainer), jnp.int32(3), *TRAIN)
+  looped = trainer.train_chunk(start(trainer), jnp.int32(3), TRAIN)
   state = start(trainer)
-  act, store, learn = (
-    jax.jit(f) for f in (trainer.act, trainer.step_and_store, trainer.learn)
+  begin, act, store, learn = map(
+    jax.jit,
+    (trainer.begin_episodes, trainer.act, trainer.step_and_store, trainer.learn),
   )
   for _ in range(3):
-    action, state = act(state, TRAIN[0])
+    state = begin(state)
+    action, state = act(state, TRAIN.planning)
     state = store(state, action)
     for _ in range(2):
       state = learn(state, jnp.int32(1))
   assert_equal(looped, state, rtol=1e-4)
 
 
-def test_burst_equals_updates_one_by_one_and_compiles_once(trainer):
-  whole = trainer.burst(start(trainer), jnp.int32(8))
+def test_burst_updates_without_stepping_in_the_same_program(trainer):
+  before = jax.tree.map(np.asarray, start(trainer).replace(key=None, env=None))
+  whole = trainer.train_chunk(start(trainer), ONE, Phase.burst(8))
   parts = start(trainer)
   for count in (5, 1, 2):
-    parts = trainer.burst(parts, jnp.int32(count))
+    parts = trainer.train_chunk(parts, ONE, Phase.burst(count))
   assert_equal(whole, parts)
   assert int(whole.learner.updates) == 8 and int(whole.metrics.updates) == 8
-  assert trainer.traces["burst"] == 1
+  for name in ("replay", "plan_mean", "vector_steps"):
+    assert_equal(getattr(before, name), getattr(whole, name))
+  assert trainer.traces["train_chunk"] == 1
 
 
 def test_seed_phase_acts_uniformly_and_does_not_learn(trainer):
   first = trainer.init(jax.random.key(3))
   before = jax.tree.map(np.asarray, first.learner)
-  state = trainer.train_chunk(first, jnp.int32(5), *SEED)
+  state = trainer.train_chunk(first, jnp.int32(5), SEED)
   assert_equal(before, state.learner)
   assert bool(state.t0.all()), "an environment that never planned plans from zeros"
   actions = jax.vmap(
-    lambda i: trainer.act(state.replace(vector_steps=i), SEED[0])[0]
+    lambda i: trainer.act(state.replace(vector_steps=i), SEED.planning)[0]
   )(jnp.arange(2000))
   flat = np.sort(np.asarray(actions).ravel())
   uniform = np.linspace(-1, 1, flat.size)
@@ -93,18 +98,18 @@ def test_seed_phase_acts_uniformly_and_does_not_learn(trainer):
 
 
 def test_planning_starts_from_zeros_after_every_reset(trainer):
-  state = trainer.train_chunk(start(trainer), jnp.int32(1), *TRAIN)
+  state = trainer.train_chunk(start(trainer), jnp.int32(1), TRAIN)
   assert not bool(state.t0.any())
-  state = trainer.train_chunk(state, jnp.int32(1), *TRAIN)  # Step 6 ends episodes.
+  state = trainer.train_chunk(state, jnp.int32(1), TRAIN)  # Step 6 ends episodes.
   assert bool(state.t0.all())
   later = state.replace(plan_mean=state.plan_mean + 0.5)
-  action, _ = trainer.act(state, TRAIN[0])
-  other, _ = trainer.act(later, TRAIN[0])
+  action, _ = trainer.act(state, TRAIN.planning)
+  other, _ = trainer.act(later, TRAIN.planning)
   np.testing.assert_array_equal(action, other)
 
 
 def test_time_limit_keeps_the_true_last_observation(trainer):
-  state = trainer.train_chunk(start(trainer), jnp.int32(9), *TRAIN)
+  state = trainer.train_chunk(start(trainer), jnp.int32(9), TRAIN)
   rows = np.asarray(state.replay.rows)
   length = np.asarray(state.replay.length)
   full = [slot for slot in range(8) if length[slot] == 7]
@@ -119,7 +124,7 @@ def test_time_limit_keeps_the_true_last_observation(trainer):
 
 
 def test_metrics_count_episodes_and_their_returns(trainer):
-  state = trainer.train_chunk(start(trainer), jnp.int32(9), *TRAIN)
+  state = trainer.train_chunk(start(trainer), jnp.int32(9), TRAIN)
   rows, length = np.asarray(state.replay.rows), np.asarray(state.replay.length)
   returns = [rows[s, 1:, 4].sum() for s in range(8) if length[s] == 7]
   assert int(state.metrics.episodes) == 4
@@ -132,10 +137,10 @@ def test_broken_physics_ends_the_episode_before_the_bad_row():
   env = CountingEnv(break_above=0.5)
   trainer = Trainer(small_run(env), env)
   state = trainer.init(jax.random.key(5))
-  state = trainer.train_chunk(state, jnp.int32(30), *SEED)
+  state = trainer.train_chunk(state, jnp.int32(30), SEED)
   assert int(state.metrics.bad_env_resets) > 3
   assert np.isfinite(np.asarray(state.replay.rows)).all()
-  assert np.isfinite(np.asarray(state.env.obs)).all()
+  assert np.isfinite(np.asarray(trainer.begin_episodes(state).env.obs)).all()
   rows, length = np.asarray(state.replay.rows), np.asarray(state.replay.length)
   for slot in range(8):
     np.testing.assert_array_equal(
@@ -150,14 +155,9 @@ def test_no_copy_of_the_buffer():
   state = jax.eval_shape(trainer.init, jax.random.key(0))
   buffer = state.replay.rows.size * 4
   total = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state) if x.ndim)
-  i32, flag = jnp.int32(1), jnp.bool_(True)
-  for lowered in (
-    trainer.train_chunk.lower(state, i32, flag, i32),
-    trainer.burst.lower(state, i32),
-  ):
-    memory = lowered.compile().memory_analysis()
-    assert memory.temp_size_in_bytes < 0.1 * buffer
-    assert memory.alias_size_in_bytes >= total, "the state is not updated in place"
+  memory = trainer.train_chunk.lower(state, ONE, TRAIN).compile().memory_analysis()
+  assert memory.temp_size_in_bytes < 0.1 * buffer
+  assert memory.alias_size_in_bytes >= total, "the state is not updated in place"
 
 
 def test_evaluation_is_repeatable_and_leaves_training_alone(trainer):
@@ -175,8 +175,8 @@ def test_evaluation_is_repeatable_and_leaves_training_alone(trainer):
   np.testing.assert_array_equal(first, evaluate(0, [1, 3, 2]))
   assert (first != evaluate(1, [6])).any(), "every evaluation has its own draws"
   assert evaluator.traces == {"init": 1, "run": 1}
-  expected = trainer.train_chunk(start(trainer), jnp.int32(2), *TRAIN)
-  assert_equal(trainer.train_chunk(state, jnp.int32(2), *TRAIN), expected)
+  expected = trainer.train_chunk(start(trainer), jnp.int32(2), TRAIN)
+  assert_equal(trainer.train_chunk(state, jnp.int32(2), TRAIN), expected)
 
 
 def test_evaluation_counts_an_episode_that_breaks():
@@ -198,6 +198,6 @@ def test_staggered_environments_end_at_different_times():
   ends = []
   for _ in range(14):
     episodes = int(state.metrics.episodes)
-    state = trainer.train_chunk(state, jnp.int32(1), *SEED)
+    state = trainer.train_chunk(state, jnp.int32(1), SEED)
     ends.append(int(state.metrics.episodes) - episodes)
   assert max(ends) == 1 and sum(ends) >= 4
