@@ -15,7 +15,7 @@ What a step needs of the state before it is small (`PhysicsState`); the full
 import copy
 import enum
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
@@ -110,7 +110,7 @@ class Physics:
   """Pure functions that step one model; every array is unbatched.
 
   Attributes:
-    model: the compiled C model.
+    model: the compiled C model, as dm_control has it.
     n_substeps: physics steps per control step.
     stage: what is derived of the new state after a control step.
     acceleration_sensors: whether readings of the acceleration stage are kept.
@@ -126,6 +126,7 @@ class Physics:
     *,
     stage: Stage = Stage.STATE,
     acceleration_sensors: bool = False,
+    colliding: Collection[str] | None = None,
   ):
     """Puts a model on the default device.
 
@@ -134,17 +135,20 @@ class Physics:
       n_substeps: physics steps per control step.
       stage: what is derived of the new state after a control step.
       acceleration_sensors: whether readings of the acceleration stage are kept.
+      colliding: names of the geoms whose contacts are looked for, where others cannot
+        touch or the model disables contacts; None: as the model says.
     """
     self.model = model
     self.n_substeps = n_substeps
     self.stage = stage
     self.acceleration_sensors = acceleration_sensors
-    self._mjx_model = mjx.put_model(model, impl="jax")
-    self._mjx_data = mjx.make_data(model, impl="jax")
+    stepped = model if colliding is None else _only_colliding(model, colliding)
+    self._mjx_model = mjx.put_model(stepped, impl="jax")
+    self._mjx_data = mjx.make_data(stepped, impl="jax")
     self.is_acceleration = np.asarray(
       model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC
     ).repeat(model.sensor_dim)
-    self.capped_slots = _capped_slots(model)
+    self.capped_slots = _capped_slots(stepped)
 
   @property
   def control_timestep(self) -> float:
@@ -272,6 +276,18 @@ class Physics:
       active = contact.dist[slots] < contact.includemargin[slots]
       full |= jnp.all(active)
     return full
+
+
+def _only_colliding(
+  model: mujoco.MjModel, names: Collection[str]
+) -> mujoco.MjModel:
+  """A copy of the model in which only the named geoms collide."""
+  keep = [model.geom(name).id for name in names]
+  others = np.setdiff1d(np.arange(model.ngeom), keep)
+  model = copy.copy(model)
+  model.geom_contype[others] = 0
+  model.geom_conaffinity[others] = 0
+  return model
 
 
 def _capped_slots(model: mujoco.MjModel) -> list[slice]:

@@ -37,3 +37,8 @@ def limited_and_rotational_joints(key: jax.Array, model: mujoco.MjModel) -> jax.
       low[address], high[address] = -np.pi, np.pi
   low, high = jnp.float32(low), jnp.float32(high)
   return low + (high - low) * jax.random.uniform(key, low.shape)
+
+
+def first_accepted(candidates: jax.Array, accepted: jax.Array) -> jax.Array:
+  """Returns the first of f32[N, ...] that bool[N] accepts, the last if it does none."""
+  return candidates[jnp.argmax(accepted.at[-1].set(True))]

