@@ -1,6 +1,15 @@
 """dm_control's suite in JAX: the same tasks, pure functions, any batch size."""
 
 from envs_mjx.base import Env, EnvSpec, EnvState, PhysicsState
-from envs_mjx.registry import TASKS, make
+from envs_mjx.registry import ALL_TASKS, EXTRA_TASKS, TASKS, make
 
-__all__ = ["TASKS", "Env", "EnvSpec", "EnvState", "PhysicsState", "make"]
+__all__ = [
+  "ALL_TASKS",
+  "EXTRA_TASKS",
+  "TASKS",
+  "Env",
+  "EnvSpec",
+  "EnvState",
+  "PhysicsState",
+  "make",
+]

@@ -111,6 +111,7 @@ class Physics:
 
   Attributes:
     model: the compiled C model, as dm_control has it.
+    stepped: the compiled C model that MJX steps, mostly the same.
     n_substeps: physics steps per control step.
     stage: what is derived of the new state after a control step.
     acceleration_sensors: whether readings of the acceleration stage are kept.
@@ -126,7 +127,7 @@ class Physics:
     *,
     stage: Stage = Stage.STATE,
     acceleration_sensors: bool = False,
-    colliding: Collection[str] | None = None,
+    stepped: mujoco.MjModel | None = None,
   ):
     """Puts a model on the default device.
 
@@ -135,14 +136,15 @@ class Physics:
       n_substeps: physics steps per control step.
       stage: what is derived of the new state after a control step.
       acceleration_sensors: whether readings of the acceleration stage are kept.
-      colliding: names of the geoms whose contacts are looked for, where others cannot
-        touch or the model disables contacts; None: as the model says.
+      stepped: the model that is stepped in place of `model`, where MJX needs or
+        gains by a simpler one: with the same bodies, joints, actuators and sensors.
     """
     self.model = model
     self.n_substeps = n_substeps
     self.stage = stage
     self.acceleration_sensors = acceleration_sensors
-    stepped = model if colliding is None else _only_colliding(model, colliding)
+    stepped = model if stepped is None else stepped
+    self.stepped = stepped
     self._mjx_model = mjx.put_model(stepped, impl="jax")
     self._mjx_data = mjx.make_data(stepped, impl="jax")
     self.is_acceleration = np.asarray(
@@ -199,6 +201,13 @@ class Physics:
     with jax.default_matmul_precision("highest"), collision.corrections():
       data = dynamics.forward(unactuated, data)
     return state.replace(sensordata=data.sensordata)
+
+  def touches(self, qpos: jax.Array) -> jax.Array:
+    """Whether any two geoms that may collide touch at the positions f32[nq], bool[]."""
+    data = self._mjx_data.replace(qpos=qpos)
+    with jax.default_matmul_precision("highest"), collision.corrections():
+      data = mjx.collision(self._mjx_model, mjx.kinematics(self._mjx_model, data))
+    return jnp.any(data._impl.contact.dist <= 0.0)
 
   def control_step(
     self, state: PhysicsState, ctrl: jax.Array
@@ -278,10 +287,13 @@ class Physics:
     return full
 
 
-def _only_colliding(
+def only_colliding(
   model: mujoco.MjModel, names: Collection[str]
 ) -> mujoco.MjModel:
-  """A copy of the model in which only the named geoms collide."""
+  """A copy of a model in which only the named geoms collide.
+
+  For models that disable contacts, and where no others can touch.
+  """
   keep = [model.geom(name).id for name in names]
   others = np.setdiff1d(np.arange(model.ngeom), keep)
   model = copy.copy(model)

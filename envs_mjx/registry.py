@@ -20,8 +20,23 @@ def _collect() -> dict[str, Callable[[], Task]]:
   return dict(sorted(factories.items()))
 
 
+# The 39 DMControl tasks of the TD-MPC2 paper.
+_PAPER = """
+  acrobot-swingup cartpole-balance cartpole-balance-sparse cartpole-swingup
+  cartpole-swingup-sparse cheetah-jump cheetah-run cheetah-run-back
+  cheetah-run-backwards cheetah-run-front cup-catch cup-spin dog-run dog-stand dog-trot
+  dog-walk finger-spin finger-turn-easy finger-turn-hard fish-swim hopper-hop
+  hopper-hop-backwards hopper-stand humanoid-run humanoid-stand humanoid-walk
+  pendulum-spin pendulum-swingup quadruped-run quadruped-walk reacher-easy reacher-hard
+  reacher-three-easy reacher-three-hard walker-run walker-run-backwards walker-stand
+  walker-walk walker-walk-backwards
+""".split()  # noqa: SIM905
+
 _FACTORIES = _collect()
-TASKS: tuple[str, ...] = tuple(_FACTORIES)
+# The paper's tasks, and those that it does not have.
+TASKS: tuple[str, ...] = tuple(name for name in _PAPER if name in _FACTORIES)
+EXTRA_TASKS: tuple[str, ...] = tuple(n for n in _FACTORIES if n not in _PAPER)
+ALL_TASKS: tuple[str, ...] = TASKS + EXTRA_TASKS
 
 
 def canonical_name(name: str) -> str:
@@ -41,16 +56,16 @@ def make(name: str) -> TaskEnv:
   """Builds the environment of a task.
 
   Args:
-    name: one of `TASKS`, such as "cheetah-run".
+    name: one of `TASKS` or `EXTRA_TASKS`, such as "cheetah-run".
 
   Raises:
     ValueError: there is no such task; the message lists near misses.
   """
   canonical = canonical_name(name)
   if canonical not in _FACTORIES:
-    near = difflib.get_close_matches(canonical, TASKS, n=5, cutoff=0.5)
+    near = difflib.get_close_matches(canonical, ALL_TASKS, n=5, cutoff=0.5)
     listing = "did you mean " if near else "choose one of "
     raise ValueError(
-      f"unknown task {name!r}: {listing}{', '.join(near or TASKS)}?"
+      f"unknown task {name!r}: {listing}{', '.join(near or ALL_TASKS)}?"
     )
   return TaskEnv(canonical, _FACTORIES[canonical]())

@@ -355,20 +355,25 @@ def _import_envs():
 
 def _env_spec(task: str) -> "EnvSpec":
   envs_mjx = _import_envs()
-  if envs_mjx.registry.canonical_name(task) not in envs_mjx.TASKS:
-    hint = near_miss(task, envs_mjx.TASKS) or " See --list-tasks."
+  if envs_mjx.registry.canonical_name(task) not in envs_mjx.ALL_TASKS:
+    hint = near_miss(task, envs_mjx.ALL_TASKS) or " See --list-tasks."
     raise ConfigError(f"--task {task} is unknown.{hint}")
   return envs_mjx.make(task).spec
 
 
 def _list_tasks() -> None:
   envs_mjx = _import_envs()
-  print(f"{'task':<28}{'observation':>12}{'action':>8}{'agent steps':>13}")
-  for name in envs_mjx.TASKS:
-    spec = envs_mjx.make(name).spec
-    print(
-      f"{name:<28}{spec.obs_size:>12}{spec.action_size:>8}{spec.episode_length:>13}"
-    )
+  print(f"{'task':<26}{'observation':>12}{'action':>8}  model")
+  for title, names in (
+    ("The paper's tasks", envs_mjx.TASKS),
+    ("More tasks", envs_mjx.EXTRA_TASKS),
+  ):
+    print(f"{title}:")
+    for name in names:
+      env = envs_mjx.make(name)
+      sizes = f"{env.spec.obs_size:>12}{env.spec.action_size:>8}"
+      print(f"{name:<26}{sizes}  {env.task.physics.model.nbody - 1} bodies")
+  print("Every episode has 500 agent steps of 2 control steps each.")
 
 
 def _print_config(config: Config, env_spec: "EnvSpec") -> None:

@@ -114,7 +114,7 @@ class RunUpright(Cheetah):
 
   def reward(self, view: View) -> jax.Array:
     foot, torso = self.height(view, self._raised_foot), self.height(view, "torso")
-    upright = (3.0 * _is_high(foot) + 2.0 * _is_high(torso)) / 5.0
+    upright = (3.0 * is_high(foot) + 2.0 * is_high(torso)) / 5.0
     moving = jnp.clip(self.speed(view) / _UPRIGHT_SPEED, 0.0, 1.0)
     return upright * (5.0 * moving + 1.0) / 6.0
 
@@ -125,12 +125,13 @@ class Jump(Cheetah):
   def reward(self, view: View) -> jax.Array:
     torso = self.height(view, "torso")
     feet = (self.height(view, "bfoot"), self.height(view, "ffoot"))
-    high = sum(_is_high((torso + foot) / 2.0) for foot in feet) / 2.0
+    high = sum(is_high((torso + foot) / 2.0) for foot in feet) / 2.0
     still = jnp.clip(2.0 - 2.0 * jnp.abs(self.speed(view)), 0.0, 1.0)
     return (5.0 * high + still) / 6.0
 
 
-def _is_high(height: jax.Array) -> jax.Array:
+def is_high(height: jax.Array) -> jax.Array:
+  """1 at or above 1.2 m, falling over half of it below."""
   return rewards.tolerance(height, (_HIGH, jnp.inf), margin=_HIGH / 2)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_mjx import randomize
-from envs_mjx.physics import Physics, View, load_model
+from envs_mjx.physics import Physics, View, load_model, only_colliding
 from envs_mjx.task import Start, Task
 
 # At most 2 contacts were seen, one with each capsule of the spinner.
@@ -39,7 +39,8 @@ def _physics(spin: bool) -> Physics:
   model = load_model(*finger.get_model_and_assets(), max_contacts=_MAX_CONTACTS)
   if spin:
     model.dof_damping[model.joint("hinge").dofadr[0]] = _SPIN_DAMPING
-  return Physics(model, _N_SUBSTEPS, acceleration_sensors=True, colliding=_COLLIDING)
+  stepped = only_colliding(model, _COLLIDING)
+  return Physics(model, _N_SUBSTEPS, acceleration_sensors=True, stepped=stepped)
 
 
 class Finger(Task):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_mjx import randomize, rewards
+from envs_mjx.momentum import angular_momentum
 from envs_mjx.physics import Physics, Stage, View, load_model
 from envs_mjx.task import Start, Task
 
@@ -14,6 +15,7 @@ _MAX_CONTACTS = 8
 _N_SUBSTEPS = 4
 
 _STAND_HEIGHT = 0.6  # of the torso's centre of mass above the foot's, metres
+_FLIP_MOMENTUM = (2.5, 5.0)  # where the reward begins and is full, kg·m²/s
 
 
 @functools.cache
@@ -81,7 +83,26 @@ class Hop(Hopper):
     return self.standing(view) * hopping
 
 
+class Flip(Hopper):
+  """Turns over itself.
+
+  Args:
+    backwards: the direction.
+  """
+
+  def __init__(self, backwards: bool):
+    super().__init__()
+    self._sign = -1.0 if backwards else 1.0
+
+  def reward(self, view: View) -> jax.Array:
+    momentum = angular_momentum(self.physics.model, view.data, self._torso)[1]
+    start, full = _FLIP_MOMENTUM
+    return jnp.clip((self._sign * momentum - start) / (full - start), 0.0, 1.0)
+
+
 TASKS = {
+  "hopper-flip": functools.partial(Flip, backwards=False),
+  "hopper-flip-backwards": functools.partial(Flip, backwards=True),
   "hopper-stand": Stand,
   "hopper-hop": functools.partial(Hop, velocity=2.0),
   "hopper-hop-backwards": functools.partial(Hop, velocity=-1.0),

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_mjx import randomize, rewards
-from envs_mjx.physics import Physics, Stage, View, load_model
+from envs_mjx.physics import Physics, Stage, View, load_model, only_colliding
 from envs_mjx.task import Start, Task
 
 _N_SUBSTEPS = 15
@@ -22,7 +22,8 @@ def _physics(num_links: int) -> Physics:
 
   model = load_model(*swimmer.get_model_and_assets(num_links))
   # The model disables contacts.
-  return Physics(model, _N_SUBSTEPS, stage=Stage.VELOCITY, colliding=())
+  stepped = only_colliding(model, ())
+  return Physics(model, _N_SUBSTEPS, stage=Stage.VELOCITY, stepped=stepped)
 
 
 class Swim(Task):

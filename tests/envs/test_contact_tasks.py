@@ -40,13 +40,32 @@ def test_drawn_joints_fill_their_ranges_and_slides_stay():
   assert np.abs(correlation).max() < 0.12
 
 
-def test_quaternion_joints_are_refused_by_name():
-  model = mujoco.MjModel.from_xml_string(
-    "<mujoco><worldbody><body><freejoint name='root'/><geom size='1'/></body>"
+def _one_body(joint):
+  return mujoco.MjModel.from_xml_string(
+    f"<mujoco><worldbody><body pos='1 2 3'>{joint}<geom size='1'/></body>"
     "</worldbody></mujoco>"
   )
+
+
+def test_ball_joints_are_refused_by_name():
+  model = _one_body("<joint name='root' type='ball'/>")
   with pytest.raises(ValueError, match="'root'"):
     randomize.limited_and_rotational_joints(jax.random.key(0), model)
+
+
+def test_free_joints_stay_in_place_and_turn_as_dm_control_turns_them():
+  model = _one_body("<freejoint name='root'/>")
+  keys = jax.random.split(jax.random.key(0), 4000)
+  qpos = jax.vmap(lambda k: randomize.limited_and_rotational_joints(k, model))(keys)
+  np.testing.assert_array_equal(qpos[:, :3], np.tile([1.0, 2.0, 3.0], (4000, 1)))
+  quaternion = np.asarray(qpos[:, 3:])
+  np.testing.assert_allclose(np.linalg.norm(quaternion, axis=1), 1.0, rtol=1e-6)
+  drawn = np.random.default_rng(0).random((100_000, 4))
+  drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+  for share in (0.05, 0.5, 0.95):
+    np.testing.assert_allclose(
+      np.quantile(quaternion, share, axis=0), np.quantile(drawn, share), atol=0.03
+    )
 
 
 # ------------------------------------------------------------------ ball in cup

@@ -13,9 +13,12 @@ from envs_mjx.suite.pendulum import SwingUp
 from envs_mjx.task import TaskEnv
 
 
-def test_tasks_are_sorted_and_unique():
-  assert list(envs_mjx.TASKS) == sorted(set(envs_mjx.TASKS))
+def test_tasks_are_sorted_and_listed_once():
+  for names in (envs_mjx.TASKS, envs_mjx.EXTRA_TASKS):
+    assert list(names) == sorted(names)
+  assert len(set(envs_mjx.ALL_TASKS)) == len(envs_mjx.ALL_TASKS)
   assert "cheetah-run" in envs_mjx.TASKS
+  assert "cheetah-flip" in envs_mjx.EXTRA_TASKS
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,7 @@ def test_unknown_name_lists_near_misses():
 def test_name_like_no_other_lists_all():
   with pytest.raises(ValueError) as error:
     envs_mjx.make("xyzzy")
-  assert all(name in str(error.value) for name in envs_mjx.TASKS)
+  assert all(name in str(error.value) for name in envs_mjx.ALL_TASKS)
 
 
 def test_spec():
