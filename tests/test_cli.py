@@ -280,7 +280,10 @@ def test_print_config_is_yaml_that_gives_the_same_run(tmp_path):
 def test_tasks_and_an_unknown_task(capsys):
   assert cli.main(["--list-tasks"]) == 0
   lines = capsys.readouterr().out.splitlines()
-  assert lines[0].split() == ["task", "observation", "action", "agent", "steps"]
-  assert ["pendulum-swingup", "3", "1", "500"] in [line.split() for line in lines]
+  assert lines[0].split() == ["task", "observation", "action", "model"]
+  assert ["pendulum-swingup", "3", "1", "1", "bodies"] in [x.split() for x in lines]
+  # The paper's tasks come first.
+  rows = [line.split()[0] for line in lines]
+  assert rows.index("walker-walk") < rows.index("acrobot-swingup-sparse")
   with pytest.raises(ConfigError, match="Did you mean pendulum-swingup"):
     cli._env_spec("pendulum-swingp")

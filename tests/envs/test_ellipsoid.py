@@ -8,7 +8,7 @@ import pytest
 
 from envs_mjx import collision, ellipsoid
 
-# Semi-axes: dog's torso and skull, and a flat one.
+# Semi-axes: a torso, a skull, a flat one.
 _SIZES = [(0.05, 0.08, 0.12), (0.035, 0.03, 0.025), (0.2, 0.15, 0.02)]
 
 _TWO_BODIES = """
