@@ -1,6 +1,6 @@
-"""Corrections to MJX's contacts, so that they equal C MuJoCo's.
+"""Corrections to MJX's capsule contacts, so that they equal C MuJoCo's.
 
-MJX (up to the versions in `CHECKED_VERSIONS`) computes four things otherwise than
+MJX (up to the versions in `CHECKED_VERSIONS`) computes three things otherwise than
 C MuJoCo does, in float64 as well as in float32:
 
 1. Plane-capsule: C aligns the first friction direction with the capsule's axis
@@ -12,10 +12,9 @@ C MuJoCo does, in float64 as well as in float32:
 3. Capsule-capsule with crossing axes: C takes the cross product of the axes as the
    normal, which in a planar model cannot push within the plane; MJX takes the
    normalised rounding error of the separation, an arbitrary direction in it.
-4. Sphere and capsule with an ellipsoid: see `envs_mjx.ellipsoid`.
 
 Each makes a one-step error of up to several rad/s where it applies. This module
-holds contact functions of our own for these pairs and `corrections()`, a
+holds contact functions of our own for the three pairs and `corrections()`, a
 context in which MJX's dispatch table uses them:
 
     with collision.corrections():
@@ -35,8 +34,6 @@ import jax.numpy as jnp
 from mujoco import mjx
 from mujoco.mjx._src import collision_driver
 
-from envs_mjx import ellipsoid
-
 CHECKED_VERSIONS = ("3.17.0",)
 MJX_VERSION = importlib.metadata.version("mujoco-mjx")
 
@@ -50,7 +47,6 @@ _TINY = 1e-12
 _PLANE = mjx.GeomType.PLANE
 _SPHERE = mjx.GeomType.SPHERE
 _CAPSULE = mjx.GeomType.CAPSULE
-_ELLIPSOID = mjx.GeomType.ELLIPSOID
 
 
 # ----------------------------------------------------------------- geometry
@@ -179,18 +175,6 @@ def capsule_capsule(pos1, mat1, size1, pos2, mat2, size2):
   return dist, pos, contact_frame(normal)
 
 
-def sphere_ellipsoid(*geoms):
-  """Contact of one sphere with one ellipsoid; arguments as `capsule_capsule`'s."""
-  dist, pos, normal = ellipsoid.sphere_ellipsoid(*geoms)
-  return dist, pos, contact_frame(normal)
-
-
-def capsule_ellipsoid(*geoms):
-  """Contact of one capsule with one ellipsoid; arguments as `capsule_capsule`'s."""
-  dist, pos, normal = ellipsoid.capsule_ellipsoid(*geoms)
-  return dist, pos, contact_frame(normal)
-
-
 # ------------------------------------------------- entry into MJX's dispatch
 
 
@@ -216,9 +200,7 @@ def _collider(contact_fn: Callable, ncon: int, pass_plane_size: bool) -> Callabl
 _CORRECTED = {
   (_PLANE, _CAPSULE): _collider(plane_capsule, 2, pass_plane_size=False),
   (_SPHERE, _CAPSULE): _collider(sphere_capsule, 1, pass_plane_size=True),
-  (_SPHERE, _ELLIPSOID): _collider(sphere_ellipsoid, 1, pass_plane_size=True),
   (_CAPSULE, _CAPSULE): _collider(capsule_capsule, 1, pass_plane_size=True),
-  (_CAPSULE, _ELLIPSOID): _collider(capsule_ellipsoid, 1, pass_plane_size=True),
 }
 
 _lock = threading.Lock()
