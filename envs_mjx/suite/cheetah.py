@@ -81,6 +81,12 @@ class Cheetah(Task):
     """Forward velocity of the whole body's centre of mass, m/s."""
     return view.sensordata[self._speed_index]
 
+  def standing_still(self, view: View, raised_foot: str) -> jax.Array:
+    """1 in place with the torso and one foot high."""
+    height = (self.height(view, "torso") + self.height(view, raised_foot)) / 2.0
+    still = jnp.clip(2.0 - 2.0 * jnp.abs(self.speed(view)), 0.0, 1.0)
+    return (5.0 * is_high(height) + still) / 6.0
+
   def height(self, view: View, body: str) -> jax.Array:
     """Height of a body's frame, metres; a foot's frame is its ankle."""
     return view.data.xpos[self.physics.model.body(body).id, 2]
@@ -123,11 +129,7 @@ class Jump(Cheetah):
   """Lifts the torso and both feet off the ground, in place."""
 
   def reward(self, view: View) -> jax.Array:
-    torso = self.height(view, "torso")
-    feet = (self.height(view, "bfoot"), self.height(view, "ffoot"))
-    high = sum(is_high((torso + foot) / 2.0) for foot in feet) / 2.0
-    still = jnp.clip(2.0 - 2.0 * jnp.abs(self.speed(view)), 0.0, 1.0)
-    return (5.0 * high + still) / 6.0
+    return sum(self.standing_still(view, foot) for foot in ("bfoot", "ffoot")) / 2.0
 
 
 def is_high(height: jax.Array) -> jax.Array:

@@ -26,9 +26,7 @@ class Stand(Cheetah):
     self._raised_foot = raised_foot
 
   def reward(self, view: View) -> jax.Array:
-    height = (self.height(view, "torso") + self.height(view, self._raised_foot)) / 2.0
-    still = jnp.clip(2.0 - 2.0 * jnp.abs(self.speed(view)), 0.0, 1.0)
-    return (5.0 * is_high(height) + still) / 6.0
+    return self.standing_still(view, self._raised_foot)
 
 
 class LieDown(Cheetah):

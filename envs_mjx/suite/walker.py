@@ -56,6 +56,10 @@ class Walker(Task):
     """Forward velocity of the whole body's centre of mass, m/s."""
     return view.sensordata[self._speed_index]
 
+  def moving(self, view: View, velocity: float) -> jax.Array:
+    """1 at a velocity in m/s, negative for backwards, and 1/6 at rest."""
+    return (5.0 * jnp.clip(self.speed(view) / velocity, 0.0, 1.0) + 1.0) / 6.0
+
   def standing(self, view: View) -> jax.Array:
     """1 where the torso is high and upright."""
     high = rewards.tolerance(
@@ -84,8 +88,7 @@ class Move(Walker):
     self._velocity = velocity
 
   def reward(self, view: View) -> jax.Array:
-    moving = jnp.clip(self.speed(view) / self._velocity, 0.0, 1.0)
-    return self.standing(view) * (5.0 * moving + 1.0) / 6.0
+    return self.standing(view) * self.moving(view, self._velocity)
 
 
 TASKS = {

@@ -1,7 +1,5 @@
 """Walker's custom tasks beyond the paper's: poses and flips."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -87,25 +85,24 @@ class HeadStand(Pose):
 
 
 class Flip(HeadStand):
-  """Moves with feet and thighs raised.
+  """Moves forward with feet and thighs raised."""
 
-  Args:
-    velocity: metres per second at which the reward is full, negative for backwards.
-  """
-
-  def __init__(self, velocity: float):
-    super().__init__()
-    self._velocity = velocity
+  velocity = _FLIP_SPEED
 
   def reward(self, view: View) -> jax.Array:
-    moving = jnp.clip(self.speed(view) / self._velocity, 0.0, 1.0)
-    return super().reward(view) * (5.0 * moving + 1.0) / 6.0
+    return super().reward(view) * self.moving(view, self.velocity)
+
+
+class BackFlip(Flip):
+  """Moves backward with feet and thighs raised."""
+
+  velocity = -_FLIP_SPEED
 
 
 TASKS = {
   "walker-arabesque": Arabesque,
-  "walker-backflip": functools.partial(Flip, velocity=-_FLIP_SPEED),
-  "walker-flip": functools.partial(Flip, velocity=_FLIP_SPEED),
+  "walker-backflip": BackFlip,
+  "walker-flip": Flip,
   "walker-headstand": HeadStand,
   "walker-legs-up": LegsUp,
   "walker-lie-down": LieDown,

@@ -255,13 +255,15 @@ def _assert_plan(recording, i, action, mean, info):
   cfg, rec = recording.cfg, recording.group(f"plan/{i}/")
   wide = recording.name.startswith("wide")
   # Rounding grows from one iteration to the next, that of the recordings too: our plan
-  # in float64 is off by up to 3e-5 of the values' range.
+  # in float64 is off from them by up to 3e-5 of the values' range, in the first
+  # iteration by 3e-6.
   value_tolerance, tolerance = (2e-3, 5e-3) if wide else (6e-5, 1e-4)
   got, expected = np.asarray(info.iter_values), rec["iter_values"]
   last, complete = _last_comparable(cfg, got, expected, value_tolerance)
   for k in range(last + 1):
     error = np.abs(got[k] - expected[k]).max() / np.ptp(expected[k])
-    assert error <= value_tolerance, f"values of iteration {k} off by {error:.1e}"
+    bound = value_tolerance if k or wide else 1e-5
+    assert error <= bound, f"values of iteration {k} off by {error:.1e}"
   close = functools.partial(np.testing.assert_allclose, rtol=0, atol=tolerance)
   if last == cfg.iterations - 1:
     actions = rec["iter_actions_last"]

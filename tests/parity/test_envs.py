@@ -30,9 +30,10 @@ _EPS = float(np.finfo(np.float32).eps)
 # 1 + |value|), without and with contact.
 _QPOS_BOUND = {False: 1e-5, True: 1e-5}
 _QVEL_BOUND = {False: 1e-4, True: 3e-4}
-# Three-dimensional bodies amplify rounding so much that single steps say little: nine
-# in ten must keep the bounds, with contact and in some domains wider ones. Bodies that
-# never touch anything (fish) keep them always.
+# Where a three-dimensional body makes contact or strikes a joint limit it amplifies
+# rounding so much that single steps say little (an ankle of the humanoid at its limit:
+# 1e-6 rad before, 1e-5 after): nine in ten must keep the bounds, with contact and in
+# some domains wider ones. Bodies that never touch anything (fish) keep them always.
 _SHARE_3D = 0.9
 _WIDER = {"humanoid": (1e-3, 1e-2)}
 _REWARD_BOUND = 2e-5
@@ -237,13 +238,9 @@ def test_observation_of_recorded_states(recording):
 
 
 def _rounding(state):
-  """[K, 1]: what rounding the state's angles and speeds to float32 can do.
-
-  Speeds add up along the chains of joints of a body that moves in space.
-  """
-  chains = 1.0 if state.qpos.shape[1] != state.qvel.shape[1] else 0.1
+  """[K, 1]: what rounding the state's angles and speeds to float32 can do."""
   largest = np.maximum(
-    np.abs(state.qpos).max(axis=1), chains * np.abs(state.qvel).max(axis=1)
+    np.abs(state.qpos).max(axis=1), 0.1 * np.abs(state.qvel).max(axis=1)
   )
   return _EPS * np.maximum(largest, 1.0)[:, None]
 
@@ -258,7 +255,9 @@ def test_reward_of_recorded_states(recording):
   for suffix, reward in expected.items():
     state = recording.states("step", suffix)
     _, got = _evaluate(recording, state, ctrl, params)
-    _assert_within(f"reward{suffix}", got, reward, 5e-6 + _rounding(state)[:, 0])
+    # Steep rewards magnify what rounding does to a height or a momentum.
+    bound = 1e-6 + _rounding(state)[:, 0] + recording["step/dev_f32_reward"]
+    _assert_within(f"reward{suffix}", got, reward, bound)
 
 
 @pytest.mark.slow
