@@ -24,9 +24,9 @@ the largest error over the entries of the observation, relative to 1 + its value
 the error of the reward. Left: median; then nine in ten; then the worst step.
 
 Columns of the model: physics steps in a control step, contact slots of each contact
-dimension in use (a dash where nothing can touch), solver iterations and line-search
-steps. Speed: physics steps a second for a batch of 64 on two CPU cores, one task after
-the other in one run.
+dimension (a dash where every possible contact has one), solver iterations and
+line-search steps. Speed: physics steps a second for a batch of 64 on two CPU cores, one
+task after the other in one run.
 
 | task | steps | observation | reward | substeps | slots | solver | speed |
 |---|---|---|---|---|---|---|---|

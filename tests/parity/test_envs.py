@@ -28,14 +28,13 @@ _EPS = float(np.finfo(np.float32).eps)
 
 # One agent step: bounds on qpos (absolute) and on qvel, observation (relative to
 # 1 + |value|), without and with contact.
-_QPOS_BOUND = {False: 1e-5, True: 1e-5}
+_QPOS_BOUND = 1e-5
 _QVEL_BOUND = {False: 1e-4, True: 3e-4}
 # Where a three-dimensional body makes contact or strikes a joint limit it amplifies
 # rounding so much that single steps say little (an ankle of the humanoid at its limit:
-# 1e-6 rad before, 1e-5 after): nine in ten must keep the bounds, with contact and in
-# some domains wider ones. Bodies that never touch anything (fish) keep them always.
+# 1e-6 rad before, 1e-5 after): nine in ten must keep the bounds. Bodies that never
+# touch anything (fish) keep them always.
 _SHARE_3D = 0.9
-_WIDER = {"humanoid": (1e-3, 1e-2)}
 _REWARD_BOUND = 2e-5
 
 _DEVIATIONS = ("f32_qpos", "f32_qvel", "e5_obs", "e5_reward")
@@ -271,18 +270,14 @@ def test_one_agent_step(recording):
   obs, reward_end = _evaluate(recording, end, ctrl, params)
 
   touches = recording["step/ncon_max"] > 0
-  qpos_touching, qvel_touching = _WIDER.get(
-    recording.meta["domain"], (_QPOS_BOUND[True], _QVEL_BOUND[True])
-  )
-  absolute = np.where(touches, qpos_touching, _QPOS_BOUND[False])[:, None]
-  relative = np.where(touches, qvel_touching, _QVEL_BOUND[False])[:, None]
+  relative = np.where(touches, _QVEL_BOUND[True], _QVEL_BOUND[False])[:, None]
   free_body = recording.physics.model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
   optional = np.broadcast_to(free_body and touches.any(), touches.shape)
   within = functools.partial(_assert_within, optional=optional)
   dev = {k: recording[f"step/dev_{k}"] for k in _DEVIATIONS}
   for suffix, state in [("_mid", middle), ("1", end)]:
     qvel = recording[f"step/qvel{suffix}"]
-    qpos_bound = absolute + dev["f32_qpos"][:, None]
+    qpos_bound = _QPOS_BOUND + dev["f32_qpos"][:, None]
     qvel_bound = relative * (1 + np.abs(qvel)) + dev["f32_qvel"][:, None]
     name = f"qpos{suffix}"
     within(name, state.qpos, recording[f"step/{name}"], qpos_bound)
